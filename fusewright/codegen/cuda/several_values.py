@@ -44,6 +44,8 @@ class SeveralValues(Values):
 class WriterOfValues(Writer):
     """Writes the sections of such a stream."""
 
+    straddles = False
+
     def at_once(self, most: int) -> int:
         """Fewer values at a time, each of which is several numbers."""
         return max(1, most // 2)
@@ -52,6 +54,7 @@ class WriterOfValues(Writer):
 class WriterOfResults(Writer):
     """Writes kernels of several `results` of one shape."""
 
+    straddles = False
     results_of_group: tuple[Node, ...]
 
     def outputs(self) -> dict[str, str]:

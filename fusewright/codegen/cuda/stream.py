@@ -14,11 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import ClassVar
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import stream_text as text
 from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import preamble
+from fusewright.codegen.cuda.stream_straddled import StraddledValues, straddled
 from fusewright.codegen.cuda.stream_tall import TallValues, tall
 from fusewright.codegen.cuda.stream_values import Values, Widths, decode, is_of_records, widths
 from fusewright.codegen.stream_sections import StreamSections
@@ -70,7 +72,12 @@ class Shape:
 
 
 class Writer(StreamSections):
-    """Writes the sections of one stream."""
+    """Writes the sections of one stream.
+
+    straddles  whether threads may take vectors of memory that are of two rows: what a value gives is one element
+    """
+
+    straddles: ClassVar[bool] = True
 
     def __init__(
         self, s: Stream, name: str, names: dict[Node, str] | None = None, lengths: list[Expression] | None = None
@@ -225,8 +232,8 @@ class Writer(StreamSections):
 
     def _computed(self) -> Lines:
         """The functions that compute values."""
-        tall = [*self.tall.text(), ""] if self.tall is not None else []
-        return [*self.values.counted(), *self.values.text(), "", *tall]
+        others = (other for other in (self.tall, self.straddled) if other is not None)
+        return [*self.values.counted(), *self.values.text(), "", *(line for o in others for line in (*o.text(), ""))]
 
     def carried(self) -> Lines:
         """What carries the reductions."""
@@ -290,6 +297,12 @@ class Writer(StreamSections):
         found = tall(self.s, "first" if self.shape.form == "rows" else "kept")
         return None if found is None else TallValues(self.s, self.names, found)
 
+    @cached_property
+    def straddled(self) -> StraddledValues | None:
+        """Vectors of memory in place of single values, where rows have no whole number of those."""
+        flat = self.straddles and self.shape.form == "flat" and not self.shape.crossed and self.wide is not None
+        return StraddledValues(self.s, self.names) if flat and straddled(self.s) is not None else None
+
     def _common(self) -> dict[str, object]:
         return {"T": self.values.compute, "coordinates": self._coordinates}
 
@@ -326,6 +339,9 @@ class Writer(StreamSections):
             at_once=self._at_once(self._flat_groups, 4),
             **self._common(),
         )
+        if self.straddled is not None:
+            store, one = self.store("(first + t * THREADS) * V", "value[t]"), "store<1>(out + at, value);"
+            lines += ["", *self.straddled.flat(self._target(), store, one, self._coordinates)]
         return lines if self.tall is None else [*lines, "", *self.tall.flat()]
 
     def store(self, place: str, value: str) -> str:
@@ -492,7 +508,11 @@ class Writer(StreamSections):
         body = ["await_launches();", f"const Data d{{{self._members()}}};"]
         other = call % "false" if self.tall is None else f"tall(d, {', '.join(target)});"
         if self.wide:
-            body += [f"if ({' && '.join(self._conditions())})", f"    {call % 'true'}", "else", f"    {other}"]
+            body += [f"if ({' && '.join(self._conditions())})", f"    {call % 'true'}"]
+            if self.straddled is not None:
+                conditions = " && ".join(self.straddled.conditions())
+                body += [f"else if ({conditions})", f"    straddled(d, {', '.join(target)});"]
+            body += ["else", f"    {other}"]
         else:
             body += [other]
         if self.s.weights:

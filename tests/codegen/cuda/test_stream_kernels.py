@@ -97,6 +97,7 @@ def check(
 
 X = inp(0, 2, 3, 8, 12)
 ODD = inp(0, 2, 3, 7, 13)
+ROWS = inp(0, 3, 5, 3, 9)
 CHAINS: dict[str, Callable[[], Node]] = {
     # flat: pointwise operations, operands broadcast in every way
     "relu": lambda: pointwise("relu", X),
@@ -167,6 +168,13 @@ CHAINS: dict[str, Callable[[], Node]] = {
     "variance of many rows in float16": lambda: fold(inp(0, 5000, 12, dtype=F16), "var", 0),
     "rows of eight bytes": lambda: pointwise("add", inp(0, 2, 3, 6, 6, dtype=BF16), inp(1, 3, 1, 1, dtype=BF16)),
     "wide parameters of narrow rows": lambda: pointwise("mul", inp(0, 40, 48, dtype=BF16), inp(1, 48)),
+    "odd rows, a number each": lambda: pointwise("mul", ROWS, inp(1, 5, 1, 1)),
+    "odd rows, numbers of channels and samples": lambda: pointwise(
+        "add", pointwise("mul", pointwise("add", ROWS, pointwise("tanh", ROWS)), inp(1, 5, 1, 1)), inp(2, 3, 1, 1, 1)
+    ),
+    "odd rows in bfloat16": lambda: pointwise("sub", inp(0, 2, 3, 5, 7, dtype=BF16), inp(1, 3, 1, 1)),
+    "odd rows, another of them": lambda: pointwise("mul", pointwise("add", ROWS, inp(2, 3, 5, 3, 9)), inp(1, 5, 1, 1)),
+    "rows of few halves": lambda: pointwise("mul", inp(0, 4, 3, 2, 5, dtype=F16), inp(1, 3, 1, 1, dtype=F16)),
     "variance of few": lambda: fold(inp(0, 2, 3, 40), "var", 0, correction=3),
     "deviation, then mean": lambda: fold(fold(inp(0, 4, 6, 40), "std", 0, correction=0), "mean", 1),
     "long rows' mean, then deviation": lambda: fold(fold(inp(0, 2, 30, 900), "mean", 2), "std", 1),
@@ -488,6 +496,33 @@ def test_loads_are_as_wide_as_rows_allow(root: Node, values: int) -> None:
     less than they do."""
     k = kernel(stream_of(root), "fused_test")
     assert f"VALUES = WIDE ? {values} : 1;" in k.source
+
+
+@pytest.mark.parametrize("name", [n for n in CHAINS if n.startswith(("odd rows", "rows of few halves"))])
+def test_vectors_of_two_rows(name: str) -> None:
+    """Rows of no whole number of vectors: of two, or of so few that each is one's."""
+    root = CHAINS[name]()
+    s = stream_of(root)
+    k = kernel(s, "fused_test")
+    assert "straddled(d, out);" in k.source
+    given = {n: random(n, i) for i, n in enumerate(s.tensors)}
+    got = emulate(k, *(given[n] for n in s.tensors), sanitize=True)
+    rtol = {BF16: 8e-3, F16: 1e-3}.get(root.dtype, 1e-5)
+    torch.testing.assert_close(got.double(), reference(root, given), rtol=rtol, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        pointwise("mul", inp(0, 2, 3, 6, 6), inp(1, 3, 1, 1)),
+        pointwise("mul", inp(0, 2, 3, 5, 7), inp(1, 7)),
+        pointwise("mul", inp(0, 2, 30, 3), inp(1, 30, 1)),
+        pointwise("relu", inp(0, 3, 5, 7)),
+        fold(inp(0, 2, 3, 5, 7), "sum", 3),
+    ],
+)
+def test_other_rows_are_of_whole_vectors_or_of_none(root: Node) -> None:
+    assert "straddled" not in kernel(stream_of(root), "fused_test").source
 
 
 def test_parts_of_columns_are_fewer_bytes_than_what_is_read() -> None:
