@@ -425,6 +425,14 @@ def _vector(op: ops.Vector, node: Node, args: Sequence[str]) -> str:
     return f'torch.tensor({list(op.values)}, dtype={op.dtype}, device="{op.device}")'
 
 
+@_emits(ops.Positions)
+def _positions(op: ops.Positions, node: Node, args: Sequence[str]) -> str:
+    end = op.start + op.step * op.length
+    ends = f"{end}" if (op.start, op.step) == (0, 1) else f"{op.start}, {end}, {op.step}"
+    found = f'torch.arange({ends}, dtype={op.dtype}, device="{op.device}")'
+    return found if op.modulo is None else f"{found} % {op.modulo}"
+
+
 @_emits(ops.Item)
 def _item(op: ops.Item, node: Node, args: Sequence[str]) -> str:
     return f"{args[0]}[{op.index}]"

@@ -24,6 +24,7 @@ from fusewright.ir.ops import (
     Op,
     Pad,
     Permute,
+    Positions,
     Reshape,
     Roll,
     Size,
@@ -380,6 +381,17 @@ def _full(call: Call) -> Normal:
     return call.make(Expand(call.shape), one) if alike else one
 
 
+def _positions(call: Call) -> Normal:
+    """Whole numbers that are not negative and grow: where elements lie, mostly."""
+    start, step = call.get("start", 0), call.get("step", 1)
+    plain = call.get("layout") in (None, torch.strided) and not call.get("pin_memory") and not call.escapes
+    if not plain or call.result.dtype not in (torch.int64, torch.int32):
+        return None
+    if not all(type(n) is int for n in (start, step)) or start < 0 or step < 1:
+        return None
+    return call.make(Positions(call.shape[0], start, step, None, call.result.dtype, call.result.device))
+
+
 _RESHAPES = (
     *("view.default", "reshape.default", "_unsafe_view.default", "view_as.default", "reshape_as.default"),
     *("flatten.using_ints", "unflatten.int", "ravel.default"),
@@ -432,6 +444,7 @@ TABLE: dict[str, Handler] = {
     "aten.col2im.default": _fold,
     **{f"aten.upsample_nearest{n}d.vec": _upsample for n in (1, 2, 3)},
     **{f"aten.upsample_{kind}.vec": _interpolate for kind in ("linear1d", "bilinear2d", "trilinear3d")},
+    **{f"aten.arange.{name}": _positions for name in ("default", "start", "start_step")},
     "aten.embedding.default": _embedding,
     "aten.index.Tensor": _index,
     "aten.index_select.default": _index_select,
