@@ -374,7 +374,7 @@ def _upsample(op: ops.Upsample, node: Node, args: Sequence[str]) -> str:
 
 @_emits(ops.Interpolate)
 def _interpolate(op: ops.Interpolate, node: Node, args: Sequence[str]) -> str:
-    mode = ("linear", "bilinear", "trilinear")[len(op.lengths) - 1]
+    mode = "bicubic" if op.kind == "cubic" else ("linear", "bilinear", "trilinear")[len(op.lengths) - 1]
     options = _options(align_corners=(op.aligned, not op.aligned))
     return f'F.interpolate({args[0]}, {_tuple(op.lengths)}, mode="{mode}"{options})'
 

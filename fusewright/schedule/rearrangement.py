@@ -75,13 +75,12 @@ class Padded:
 
 @dataclass(frozen=True)
 class Between:
-    """`part / per` of the way from one value to the next."""
+    """`part / per` of the way from one value to the next; of four, by a cubic between the middle ones."""
 
     node: Node
     part: Index
     per: int
-    ahead: Value
-    next: Value
+    taps: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
@@ -208,8 +207,8 @@ def below(value: Value) -> Iterator[Value]:
         case Padded():
             yield from below(value.value)
         case Between():
-            yield from below(value.ahead)
-            yield from below(value.next)
+            for tap in value.taps:
+                yield from below(tap)
 
 
 def _turn(r: Rearrangement) -> Turn | None:
@@ -243,8 +242,8 @@ def always(value: Value) -> Iterator[Load]:
             for part in value.parts:
                 yield from always(part)
         case Between():
-            yield from always(value.ahead)
-            yield from always(value.next)
+            for tap in value.taps:
+                yield from always(tap)
 
 
 def _elements(root: Node) -> int:
@@ -464,17 +463,17 @@ class _Finder:
             return self.value(x, at)
         length, to = x.shape[dim], node.shape[dim]
         assert isinstance(node.op, ops.Interpolate) and isinstance(length, int) and isinstance(to, int)
+        cubic, aligned = node.op.kind == "cubic", node.op.aligned
         # a GPU copies where all lengths are the same, and weighs a neighbour with 0, which may be NaN, elsewhere
-        if x.shape == node.shape if node.device.type == "cuda" else length == to:
+        if x.shape == node.shape if cubic or node.device.type == "cuda" else length == to:
             return self._between(node, at, dim + 1)
-        found = indices.neighbours(at[dim], length, to, node.op.aligned)
+        found = (indices.around if cubic else indices.neighbours)(at[dim], length, to, aligned)
         if found is None:
             return f"{node!r} takes too many digits, or too large numbers"
-        *both, part, per = found
-        ahead, next_ = (self._between(node, (*at[:dim], i, *at[dim + 1 :]), dim + 1) for i in both)
-        if isinstance(ahead, str) or isinstance(next_, str):
-            return ahead if isinstance(ahead, str) else next_
-        return Between(node, part, per, ahead, next_)
+        places, part, per = found
+        taps = [self._between(node, (*at[:dim], i, *at[dim + 1 :]), dim + 1) for i in places]
+        wrong = next((tap for tap in taps if isinstance(tap, str)), None)
+        return wrong or Between(node, part, per, tuple(tap for tap in taps if not isinstance(tap, str)))
 
     def _crossed(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
         """a' b'' - a'' b' of the next elements along `dim`, in a circle, and those behind them."""
@@ -542,8 +541,8 @@ def _touched(r: Rearrangement, elements: range) -> dict[Node, set[int]]:
                 if all(0 <= index.at({r.at: i}) < length for index, length in value.inside):
                     visit(value.value, i)
             case Between():
-                visit(value.ahead, i)
-                visit(value.next, i)
+                for tap in value.taps:
+                    visit(tap, i)
             case Summed():
                 for part in value.parts:
                     visit(part, i)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -298,12 +299,12 @@ def _upsample(call: Call) -> Normal:
     return call.make(Upsample(lengths), x)
 
 
-def _interpolate(call: Call) -> Normal:
+def _interpolate(call: Call, kind: Literal["linear", "cubic"] = "linear") -> Normal:
     """Between neighbours."""
     lengths = _lengths(call)
     if lengths is None or not call.result.dtype.is_floating_point:
         return None
-    return call.make(Interpolate(lengths, call["align_corners"]), call.node("input"))
+    return call.make(Interpolate(lengths, call["align_corners"], kind), call.node("input"))
 
 
 def _lengths(call: Call) -> tuple[int, ...] | None:
@@ -445,6 +446,7 @@ TABLE: dict[str, Handler] = {
     **{f"aten.upsample_nearest{n}d.vec": _upsample for n in (1, 2, 3)},
     **{f"aten.upsample_{kind}.vec": _interpolate for kind in ("linear1d", "bilinear2d", "trilinear3d")},
     **{f"aten.arange.{name}": _positions for name in ("default", "start", "start_step")},
+    "aten.upsample_bicubic2d.vec": partial(_interpolate, kind="cubic"),
     "aten.embedding.default": _embedding,
     "aten.index.Tensor": _index,
     "aten.index_select.default": _index_select,

@@ -36,6 +36,7 @@ from fusewright.schedule.rearrangement import (
     Summed,
     Value,
     always,
+    below,
     call_length,
     is_whole,
 )
@@ -128,7 +129,7 @@ class Pace:
                 alike = (self._is_alike(index, (length,)) for index, length in value.inside)
                 return all(alike) and self.may_be_a_group(value.value)
             case Between():
-                return self.may_be_a_group(value.ahead) and self.may_be_a_group(value.next)
+                return all(map(self.may_be_a_group, value.taps))
             case Summed():
                 return all(map(self.may_be_a_group, value.parts))
         return True
@@ -177,8 +178,12 @@ class Writer:
 
     @property
     def at_once(self) -> int:
-        """Groups that a thread has."""
-        return AT_ONCE[self.values]
+        """Groups that a thread has: of what takes sixteen loads, one."""
+        return 1 if self._has_cubics() else AT_ONCE[self.values]
+
+    def _has_cubics(self) -> bool:
+        """Whether anything is interpolated between more than two neighbours."""
+        return any(isinstance(v, Between) and len(v.taps) > 2 for v in below(self.r.value))
 
     # ---- sizes
 
@@ -207,6 +212,7 @@ class Writer:
             f"using count_t = unsigned {self.index};  // divides faster; differences below 0 are very large",
             self.constants(),
             *("", *fill(stream_text.TOOLS)),
+            *(fill(text.CUBIC) if self._has_cubics() else ()),
             *("", "// What a call passes.", "struct Data {", *indent(members), "};"),
             *("", *self.functions()),
             *("", *self.entry()),
@@ -417,14 +423,18 @@ class Values:
         return [*lines, *block("else", self._each([f"{to} = {outside};"]))]
 
     def _between(self, to: str, value: Between, known: dict[Any, str]) -> Lines:
-        lines, ahead = self._value(value.ahead, known)
-        more, after = self._value(value.next, known)
+        lines: Lines = []
+        taps = []
+        for tap in value.taps:
+            more, name = self._value(tap, known)
+            lines += more
+            taps.append(name)
         each = self.pace.of(value.part) != 0
         found, at = self._index(value.part, {} if each else known, each=each)
         compute, part = compute_type(value.node.dtype), self._fresh("part")
         found.append(f"const {compute} {part} = {compute}({at}) * {literal(1 / value.per, compute)};")
-        weighed = f"{to} = {ahead} * ({literal(1, compute)} - {part}) + {after} * {part};"
-        lines += more
+        weighed = f"{to} = {taps[0]} * ({literal(1, compute)} - {part}) + {taps[-1]} * {part};"
+        weighed = f"{to} = cubic({part}, {', '.join(taps)});" if len(taps) > 2 else weighed
         return [*lines, *(self._each([*found, weighed]) if each else [*found, *self._each([weighed])])]
 
     def _summed(self, to: str, value: Summed, known: dict[Any, str]) -> Lines:

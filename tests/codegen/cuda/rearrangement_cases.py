@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from codegen.cuda.test_stream_kernels import inp
@@ -74,8 +75,8 @@ def resampled(x: Node, *lengths: int) -> Node:
     return make(ops.Upsample(lengths), x)
 
 
-def interpolated(x: Node, *lengths: int, aligned: bool = False) -> Node:
-    return make(ops.Interpolate(lengths, aligned), x)
+def interpolated(x: Node, *lengths: int, aligned: bool = False, kind: Literal["linear", "cubic"] = "linear") -> Node:
+    return make(ops.Interpolate(lengths, aligned, kind), x)
 
 
 def padded(x: Node, *pads: tuple[int, int, int], value: float = 0.0) -> Node:
@@ -141,6 +142,13 @@ CASES: dict[str, Callable[[], Node]] = {
     "interpolated, corners aligned": lambda: pointwise("relu", interpolated(pointwise("tanh", X), 7, 20, aligned=True)),
     "interpolated to odd lengths": lambda: pointwise("mul", interpolated(X, 11, 13), inp(1, 8, 11, 13)),
     "interpolated to less": lambda: interpolated(inp(0, 2, 3, 9, 16), 4, 12),
+    "interpolated by cubes": lambda: pointwise("clamp", interpolated(X, 8, 16, kind="cubic"), params=(0.0, 1.0)),
+    "interpolated by cubes, corners aligned": lambda: interpolated(X, 7, 20, aligned=True, kind="cubic"),
+    "interpolated by cubes to odd lengths": lambda: pointwise("tanh", interpolated(X, 11, 13, kind="cubic")),
+    "interpolated by cubes to less": lambda: interpolated(inp(0, 2, 3, 9, 17), 4, 5, kind="cubic"),
+    "interpolated by cubes along one of two": lambda: interpolated(X, 12, 8, kind="cubic"),
+    "interpolated by cubes of one": lambda: interpolated(inp(0, 2, 3, 1, 1), 3, 4, kind="cubic"),
+    "interpolated by cubes to one": lambda: interpolated(X, 1, 1, kind="cubic"),
     "interpolated along rows": lambda: pointwise("add", interpolated(inp(0, 2, 3, 8), 24), 1.0),
     "interpolated along one of two": lambda: interpolated(X, 12, 8),
     "interpolated volumes": lambda: interpolated(inp(0, 2, 3, 2, 3, 4), 4, 5, 8, aligned=True),
