@@ -24,6 +24,21 @@ MODELS: dict[str, tuple[Function, str]] = {
     "by cubes to a size": (
         lambda x, w: cubic(torch.relu(x), size=(13, 7), align_corners=True) + w, "fused_relu_interpolate_add",
     ),
+    "halves, pooled beside": (
+        lambda x, w: F.interpolate(x[:, :, :8], scale_factor=0.5, mode="bilinear") - F.max_pool2d(x[:, :, :8], 2) * w,
+        "fused_interpolate_max_mul_sub",
+    ),
+    "two pools": (lambda x, w: F.max_pool2d(x, (3, 2)) + F.avg_pool2d(x, (3, 2)) * w, "fused_max_avg_mul_add"),
+    "joined pools": (
+        lambda x, w: torch.cat((F.max_pool2d(x, 2), F.avg_pool2d(x, 2) * w), 1), "fused_max_avg_mul_cat",
+    ),
+    "thirds, pooled beside": (
+        lambda x, w: F.max_pool2d(x, 3) * F.interpolate(x, size=(3, 4), mode="bilinear"), "fused_max_interpolate_mul",
+    ),
+    "pooled of a function": (
+        lambda x, w: F.max_pool2d(y := torch.tanh(x * w), 2) - F.avg_pool2d(y, 2), "fused_mul_tanh_max_avg_sub",
+    ),
+    "not all of it": (lambda x, w: F.max_pool2d(x, 2, 3) + F.avg_pool2d(x, 2, 3), "fused_max_avg_add"),
     "by cubes along one": (lambda x, w: cubic(x, size=(9, 24)) * w, "fused_interpolate_mul"),
 }  # fmt: skip
 
@@ -69,3 +84,22 @@ def test_compiles(arch: str) -> None:
     for function, _ in MODELS.values():
         (kernel,) = as_on_a_gpu(Weighted(function, 3, 1, 1).eval(), torch.randn(SHAPE)).program.kernels
         core.Program(kernel.source, "c++", core.ProgramOptions(arch=arch, std="c++17")).compile("cubin")
+
+
+def test_a_pool_by_itself_reads_rows() -> None:
+    """What no one else reads is a stream's, as is what overlaps."""
+    for function in (
+        lambda x, w: torch.cat((F.max_pool2d(x, 2), w.expand(2, 3, 4, 6)), 1),
+        lambda x, w: F.max_pool2d(x, 3, 1) + F.avg_pool2d(x, 3, 1),
+        lambda x, w: F.max_pool2d(x, 2, padding=1) + F.avg_pool2d(x, 2, padding=1),
+    ):
+        kernels = as_on_a_gpu(Weighted(function, 3, 1, 1).eval(), torch.randn(SHAPE)).program.kernels
+        assert len(kernels) == 2, [k.name for k in kernels]
+
+
+def test_neighbours_two_apart_are_loaded_with_those_between() -> None:
+    model = Weighted(lambda x, w: F.interpolate(x, scale_factor=0.5, mode="bilinear") - F.max_pool2d(x, 2), 1)
+    (kernel,) = as_on_a_gpu(model.eval(), torch.randn(2, 3, 8, 16)).program.kernels
+    assert kernel.source.count("load<2 * VALUES>(d.x") == 2 and "d.x[" not in kernel.source
+    (kernel,) = as_on_a_gpu(model.eval(), torch.randn(2, 3, 8, 12)).program.kernels
+    assert "load<2 * VALUES>" not in kernel.source  # rows begin elsewhere than at a multiple

@@ -263,6 +263,10 @@ def neighbours(index: Index, length: int, to: int, aligned: bool) -> Places | No
     times, plus, per = _pace(length, to, aligned)
     if index.digits > MOST_DIGITS or length * per >= REACH:
         return None
+    last = times * (to - 1) + plus
+    if to > 1 and times % per == 0 and plus >= 0 and last // per + 1 < length:  # as far from one, wherever it lies
+        ahead = index * (times // per) + Index((), plus // per)
+        return (ahead, ahead + Index((), 1)), Index((), plus % per), per
     place = Variable(length * per, index * (times if to > 1 else 0) + Index((), plus), "replicate")
     split = _split(variable(place), [length, per])
     assert split is not None

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any
 
 from fusewright.ir import ops
-from fusewright.ir.node import Node
+from fusewright.ir.node import Node, topological
 from fusewright.schedule import (
     contraction,
     kept_rows,
@@ -86,6 +86,14 @@ def _reducing(root: Node, users: Users) -> Any:
     return f"{root!r} reduces nothing" if flat else found
 
 
+def _pooling(root: Node, users: Users) -> Any:
+    """A rearrangement that pools: what its windows have is read for something else as well."""
+    found = rearrangement.parse(root, users)
+    if isinstance(found, str) or any(isinstance(n.op, ops.Pool) for n in topological([root], found.tensors)):
+        return found
+    return f"{root!r} pools nothing that is read beside that"
+
+
 def _elements(root: Node, users: Users) -> Any:
     """A rearrangement, or a stream that reduces nothing where that reads the same tensors as they lie."""
     found, other = rearrangement.parse(root, users), stream.parse(root, users)
@@ -152,6 +160,7 @@ SHARED = Family(
 _SEVERAL: dict[str, Any] = {"operands": lambda s: s.tensors, "also": _others, "beside": True, "again": True}
 REDUCTIONS = Family("several reductions", several_folds.parse_beside, **_SEVERAL, traps=True)
 VALUES = Family("several elements", several_elements.parse, **_SEVERAL)
+POOLING = Family("stream", _pooling, lambda s: s.tensors, traps=True)
 REDUCING = Family("stream", _reducing, lambda s: s.tensors, again=True, traps=True)
 FUNCTIONS = Family("stream", _functions, lambda s: s.tensors, again=True, traps=True)
 TOGETHER = Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True, traps=True)
@@ -170,6 +179,7 @@ FAMILIES = (
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     MOVING,
     # The last ones: whatever no group has computed by now is in memory.
+    POOLING,
     TOGETHER,
     REDUCTIONS,
     REDUCING,
@@ -184,6 +194,10 @@ _STILL = {
     TOGETHER: replace(TOGETHER, traps=False),  # loops of a CPU remember nothing to raise
 }
 STILL = (
-    *(_STILL.get(f, f) for f in FAMILIES if f not in (SHARED, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)),
+    *(
+        _STILL.get(f, f)
+        for f in FAMILIES
+        if f not in (SHARED, POOLING, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)
+    ),
     Family("stream", stream.parse, lambda s: s.tensors, again=True),
 )

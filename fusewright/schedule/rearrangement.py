@@ -23,6 +23,7 @@ from fusewright.ir.build import pointwise
 from fusewright.ir.indices import Index, Variable
 from fusewright.ir.node import Node, make
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, is_rounded, is_sized, used_inside
+from fusewright.schedule.separate_windows import beside_others, is_separate, written_out
 
 VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice, ops.Windows)
 # What eager copies for, or computes of elements that lie elsewhere.
@@ -122,7 +123,7 @@ def parse(root: Node, users: Users) -> Rearrangement | str:
     if root.dtype not in MEMORY:
         return f"{root!r} lies in memory as {root.dtype}"
     inner = _inner(root, users)
-    if not any(copies(n) or _joins(n, inner) for n in inner if n is not root or not turns(n)):
+    if not any(copies(n) or _joins(n, inner) or is_pool(n) for n in inner if n is not root or not turns(n)):
         return f"nothing is copied on the way to {root!r}"
     seen, of = _seen(root, inner)
     if of not in inner or any(isinstance(n.op, ops.Windows) for n in seen):
@@ -261,8 +262,18 @@ def _seen(root: Node, inner: set[Node]) -> tuple[list[Node], Node]:
 
 
 def _inner(root: Node, users: Users) -> set[Node]:
-    """What is computed here: used nowhere else, and not derived ahead of calls."""
-    return {node for node in used_inside(root, users, _fits, MOST_NODES) if node.varies}
+    """What is computed here: used nowhere else, and not derived ahead of calls; of pools, those beside what else reads
+    their elements."""
+    inner = used_inside(root, users, _fits, MOST_NODES)
+    if any(map(is_pool, inner)):
+        kept = beside_others(inner, MOVES)
+        inner = used_inside(root, users, lambda n: _fits(n) and (n in kept or not is_pool(n)), MOST_NODES)
+    return {node for node in inner if node.varies}
+
+
+def is_pool(node: Node) -> bool:
+    """Whether `node` pools windows."""
+    return isinstance(node.op, ops.Pool)
 
 
 def _joins(node: Node, inner: set[Node]) -> bool:
@@ -278,7 +289,7 @@ def _fits(node: Node) -> bool:
         return not _is_rounded(node)
     if isinstance(node.op, ops.Pointwise):
         return node.op.traits.cpp is not None and not is_sized(node)
-    return isinstance(node.op, (*VIEWS, *MOVES))
+    return isinstance(node.op, (*VIEWS, *MOVES)) or is_separate(node)
 
 
 def _is_rounded(node: Node) -> bool:
@@ -374,6 +385,8 @@ class _Finder:
                 return self._folded(node, at)
             case ops.Pointwise() | ops.Cast():
                 return self._computed(node, at)
+            case ops.Pool():
+                return self._pooled(node, at)
             case ops.Cross(dim=dim):
                 return self._crossed(node, at, dim)
             case ops.Interpolate(lengths=lengths):
@@ -474,6 +487,19 @@ class _Finder:
         taps = [self._between(node, (*at[:dim], i, *at[dim + 1 :]), dim + 1) for i in places]
         wrong = next((tap for tap in taps if isinstance(tap, str)), None)
         return wrong or Between(node, part, per, tuple(tap for tap in taps if not isinstance(tap, str)))
+
+    def _pooled(self, node: Node, at: tuple[Index, ...]) -> Value | str:
+        """A function of the elements of a window."""
+        assert isinstance(node.op, ops.Pool)
+        root, taps = written_out(node)
+        first, leaves = node.ndim - len(node.op.kernel), list[tuple[Node, Value]]()
+        for leaf, place in taps:
+            inside = zip(at[first:], node.op.stride, place, strict=True)
+            found = self.value(node.arg(0), (*at[:first], *(i * step + Index((), k) for i, step, k in inside)))
+            if isinstance(found, str):
+                return found
+            leaves.append((leaf, found))
+        return Computed(root, tuple(leaves))
 
     def _crossed(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
         """a' b'' - a'' b' of the next elements along `dim`, in a circle, and those behind them."""

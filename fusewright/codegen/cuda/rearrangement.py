@@ -118,6 +118,13 @@ class Pace:
         """Whether neighbours lie side by side, from a multiple on."""
         return self.of(load.address) == 1 and self.begins(load.address)
 
+    def lies_two_apart(self, load: Load) -> bool:
+        """Whether neighbours lie two apart, from a multiple of all that lies there on, or from the next."""
+        whole, index = 2 * self.values, load.address
+        if self.of(index) != 2 or index.constant % whole > 1 or not is_whole(load.tensor, whole):
+            return False
+        return all(n % whole == 0 or (n % 2 == 0 and self.of_digit(d) == 1) for n, d in index.terms)
+
     def may_be_a_group(self, value: Value) -> bool:
         """Whether neighbours always are of the same part."""
         match value:
@@ -389,9 +396,21 @@ class Values:
             name = self._fresh("x")
             element = widened(f"{name}.at[e]", t.dtype)
             return [*lines, f"const auto {name} = load<VALUES>({from_} + index_t({at}));"], element
+        if self.pace.lies_two_apart(load):
+            return self._every_other(load, known)
         declared, element = self._declared("x", t.dtype)
         lines, at = self._index(load.address, {}, each=True)
         return [declared, *self._each([*lines, f"{element} = {widened(f'{from_}[index_t({at})]', t.dtype)};"])], element
+
+    def _every_other(self, load: Load, known: dict[Any, str]) -> tuple[Lines, str]:
+        """Neighbours that lie two apart are loaded with those between, which others often want."""
+        place, t = load.address.constant % 2, load.tensor
+        base, lines = Index(load.address.terms, load.address.constant - place), list[str]()
+        if (t, base) not in known:
+            lines, at = self._index(base, known)
+            known[t, base] = self._fresh("x")
+            lines.append(f"const auto {known[t, base]} = load<2 * VALUES>(d.{self.tensors[t]} + index_t({at}));")
+        return lines, widened(f"{known[t, base]}.at[2 * e{' + 1' if place else ''}]", t.dtype)
 
     def _computed(self, value: Computed, known: dict[Any, str]) -> tuple[Lines, Lines, str]:
         """The statements that compute what pointwise operations read, those of the operations, and the result."""

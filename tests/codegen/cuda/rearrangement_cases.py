@@ -23,6 +23,11 @@ def taken(x: Node, dim: int, start: int, stop: int, step: int = 1) -> Node:
     return make(ops.Slice(dim, start, stop, step), x)
 
 
+def pooled(kind: Literal["max", "min", "avg"], x: Node, *kernel: int) -> Node:
+    none, one = (0,) * len(kernel), (1,) * len(kernel)
+    return make(ops.Pool(kind, kernel, kernel, none, one), x)
+
+
 def shuffled(x: Node, groups: int) -> Node:
     n, c, *rest = x.shape
     assert isinstance(c, int)
@@ -110,6 +115,7 @@ def again(x: Node, *given: tuple[int, int]) -> Node:
 
 
 X = inp(0, 2, 8, 4, 8)
+Y = inp(0, 2, 3, 2, 4, 16)
 CASES: dict[str, Callable[[], Node]] = {
     "channels shuffled": lambda: pointwise("relu", shuffled(X, 4)),
     "channels shuffled, odd rows": lambda: pointwise("relu", shuffled(inp(0, 2, 6, 3, 5), 2)),
@@ -142,6 +148,9 @@ CASES: dict[str, Callable[[], Node]] = {
     "interpolated, corners aligned": lambda: pointwise("relu", interpolated(pointwise("tanh", X), 7, 20, aligned=True)),
     "interpolated to odd lengths": lambda: pointwise("mul", interpolated(X, 11, 13), inp(1, 8, 11, 13)),
     "interpolated to less": lambda: interpolated(inp(0, 2, 3, 9, 16), 4, 12),
+    "pooled twice": lambda: pointwise("sub", pooled("max", X, 2, 2), pooled("min", X, 2, 2)),
+    "pooled twice, 3-d": lambda: pointwise("add", pooled("avg", Y, 1, 2, 2), pooled("max", Y, 1, 2, 2)),
+    "pooled rows": lambda: cat(1, pooled("max", inp(0, 2, 3, 48), 3), pooled("avg", inp(0, 2, 3, 48), 3)),
     "interpolated by cubes": lambda: pointwise("clamp", interpolated(X, 8, 16, kind="cubic"), params=(0.0, 1.0)),
     "interpolated by cubes, corners aligned": lambda: interpolated(X, 7, 20, aligned=True, kind="cubic"),
     "interpolated by cubes to odd lengths": lambda: pointwise("tanh", interpolated(X, 11, 13, kind="cubic")),
