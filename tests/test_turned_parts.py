@@ -27,8 +27,8 @@ MODELS: dict[str, tuple[Function, tuple[int, ...], tuple[int, ...], int]] = {
         1,
     ),
     "two cuts": (
-        lambda x, w: F.normalize(x.unflatten(-1, (3, 8)).permute(0, 2, 3, 1)[:, 1:, 2:6], dim=-1) * w, (67,),
-        (5, 67, 24), 1,
+        lambda x, w: F.normalize(x.unflatten(-1, (3, 32)).permute(0, 2, 3, 1)[:, 1:, 2:26], dim=-1) * w, (131,),
+        (5, 131, 96), 1,
     ),
 }  # fmt: skip
 
