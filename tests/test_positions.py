@@ -157,3 +157,40 @@ def test_what_is_returned_is_a_tensor_of_its_own() -> None:
 
     graph = capture(Model(), (torch.randn(4, 2),)).graph
     assert not any(isinstance(n.op, ops.Positions) for n in graph.nodes())
+
+
+def test_rows_that_are_turned_are_not_read_by_columns() -> None:
+    """Neighbours would be of different rows: what is looked up is written first, and read then."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(11, 24)
+
+        def forward(self, t: Tensor, x: Tensor) -> Tensor:
+            return self.table(t).transpose(1, 2) * x
+
+    model, given = Model().eval(), (torch.randint(11, (5, 9)), torch.randn(5, 24, 9))
+    built = as_on_a_gpu(model, *given)
+    assert not any(k.looks_up for k in built.program.kernels)
+    torch.testing.assert_close(emulated(built, model, *given), model(*given))
+
+
+def test_entries_at_indices_in_memory_are_read_where_they_lie() -> None:
+    """A level for each sample, whose time is an input: its roots are computed where they are read."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.levels = nn.Buffer(torch.rand(11))
+
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            a = self.levels[t].view(-1, 1, 1)
+            return a.sqrt() * x + (1 - a).sqrt()
+
+    model, given = Model().eval(), (torch.randn(5, 6, 9), torch.randint(11, (5,)))
+    built = as_on_a_gpu(model, *given)
+    assert [k.name for k in built.program.kernels] == ["fused_embedding_sqrt_mul_sub_sqrt_add"]
+    torch.testing.assert_close(emulated(built, model, *given), model(*given))
+    shared = torch.randint(11, (1,)).expand(5)
+    torch.testing.assert_close(emulated(built, model, given[0], shared), model(given[0], shared))

@@ -536,6 +536,8 @@ class _Axes:
         ahead = not indices.varies and all(isinstance(n, int) for n in indices.shape)
         if ahead or any(p.begin for p in places) or not same_numel(leaf.shape, entry.shape):
             return None
+        if any(d is not None and own[-1] is not None and d > own[-1] for d in own[:-1]):
+            return None  # neighbours would be of different rows
         index = self._index(indices, place, own[:-1])
         if not index.computed and not self._alone(leaf, entry, tree):
             return None
