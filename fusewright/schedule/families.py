@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any
 
 from fusewright.ir import ops
-from fusewright.ir.node import Node, topological
+from fusewright.ir.node import Node
 from fusewright.schedule import (
     contraction,
     kept_rows,
@@ -88,10 +88,8 @@ def _reducing(root: Node, users: Users) -> Any:
 
 def _pooling(root: Node, users: Users) -> Any:
     """A rearrangement that pools: what its windows have is read for something else as well."""
-    found = rearrangement.parse(root, users)
-    if isinstance(found, str) or any(isinstance(n.op, ops.Pool) for n in topological([root], found.tensors)):
-        return found
-    return f"{root!r} pools nothing that is read beside that"
+    pools = rearrangement.pools_on_the_way(root, users)
+    return rearrangement.parse(root, users) if pools else f"{root!r} pools nothing that is read beside that"
 
 
 def _elements(root: Node, users: Users) -> Any:

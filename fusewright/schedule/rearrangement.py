@@ -271,6 +271,11 @@ def _inner(root: Node, users: Users) -> set[Node]:
     return {node for node in inner if node.varies}
 
 
+def pools_on_the_way(root: Node, users: Users) -> bool:
+    """Whether a group that ends in `root` would pool."""
+    return any(map(is_pool, _inner(root, users)))
+
+
 def is_pool(node: Node) -> bool:
     """Whether `node` pools windows."""
     return isinstance(node.op, ops.Pool)

@@ -208,6 +208,7 @@ def test_columns_are_added_up_as_on_a_gpu() -> None:
 @pytest.mark.parametrize("name", [
     "parts of odd lengths", "rolled along rows", "padded by little", "upsampled", "frames, odd", "unfolded, in steps",
     "folded, in steps", "folded, steps and taps of no common factor", "unfolded and folded",
+    "pooled twice", "pooled rows", "every other, odd rows", "interpolated by cubes to odd lengths",
 ])  # fmt: skip
 def test_nothing_is_read_or_written_outside(name: str) -> None:
     r = found(CASES[name]())
