@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from gpu_build import Function, Weighted, as_on_a_gpu, emulated
 from torch import Tensor, nn
 
+import fusewright
 from fusewright import pipeline
 from fusewright.capture import capture
 from fusewright.ir import ops
@@ -194,3 +196,16 @@ def test_entries_at_indices_in_memory_are_read_where_they_lie() -> None:
     torch.testing.assert_close(emulated(built, model, *given), model(*given))
     shared = torch.randint(11, (1,)).expand(5)
     torch.testing.assert_close(emulated(built, model, given[0], shared), model(given[0], shared))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_made_of_a_known_number_of_positions_is_made_once(grad: bool) -> None:
+    model = Weighted(lambda x, w: torch.where(torch.arange(6) <= torch.arange(6)[:, None], x * w, -1.0), 6, 1)
+    found = fusewright.optimize(model.eval(), (torch.randn(4, 6, 6),), rewrite="always", measure=False)
+    plan = fusewright.explain(found)
+    assert plan.status == "rewritten" and "arange" not in plan.program.split("def forward")[1]
+    with torch.set_grad_enabled(grad):
+        for n in (4, 2, 5):
+            x = torch.randn(n, 6, 6)
+            torch.testing.assert_close(found(x), model(x))
+            torch.testing.assert_close(copy.deepcopy(found)(x), model(x))

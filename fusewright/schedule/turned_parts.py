@@ -16,7 +16,8 @@ from fusewright.schedule import rearrangement
 
 
 def in_rows(x: Node) -> Node:
-    """A copy in rows of what is turned, or of a part of that, perhaps under another shape; all else as it is."""
+    """A copy in rows of what is turned, or of a part of that, perhaps under another shape; all else as it is.  Parts of
+    what is derived ahead of calls are made to lie so there."""
     shapes, node = list[Node](), x
     while isinstance(node.op, ops.Reshape) and rearrangement.shows(node):
         shapes.append(node)
@@ -25,7 +26,7 @@ def in_rows(x: Node) -> Node:
     while isinstance(node.op, ops.Slice) and node.op.step == 1:
         cuts.append(node.op)
         node = node.arg(0)
-    if not rearrangement.turns(node):
+    if not rearrangement.turns(node) or (node is not x and not x.varies):
         return x
     turn = node.op
     assert isinstance(turn, ops.Permute)
