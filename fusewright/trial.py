@@ -399,7 +399,10 @@ def tried(trial: Trial, draft: Plan) -> Entry:
     elif not has_other_ways(trial.model):
         return entry
     other = _tried(without, draft)
-    return other if other.runner is not None else entry
+    if other.runner is not None or other.plan is None:
+        return other if other.runner is not None else entry
+    reason = f"{plan.reason.removesuffix(KEPT)}; without gradients, {other.plan.reason}"
+    return replace(entry, plan=replace(plan, reason=reason, refused=other.plan.refused, kept=other.plan.kept))
 
 
 def _tried(trial: Trial, draft: Plan) -> Entry:

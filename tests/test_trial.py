@@ -84,3 +84,29 @@ def test_a_convolution_that_became_a_product_is_tried_as_one(monkeypatch: pytest
     assert [v.windows for v in variants[:2]] == [1, 0] and "F.linear" in variants[0].program.source
     assert "F.conv2d" in variants[1].program.source and variants[1].program.kernels
     assert trial._built(of, built).windows == 1 and trial._built(of, variants[1]).windows == 0
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_wrong_gradients_leave_calls_without_them(values: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are verified by themselves, once more; where those are refused as well, the plan tells of both."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(2), nn.Flatten(2)).eval()
+    of = Trial(model, (torch.rand(2, 3, 16, 16),), {}, Options(rewrite="always", kernels="never", measure=False), print)
+    asked: list[bool] = []
+
+    def verified(of: Trial, built: pipeline.Built) -> Verdict:
+        asked.append(of.gradients)
+        return Verdict(
+            (Check("values", values or of.gradients, "2e-1"), Check("gradients", not of.gradients, "3e-1")), "", 0.0
+        )
+
+    monkeypatch.setattr(trial, "_verified", verified)
+    entry = trial.tried(of, Plan("Sequential", "rewritten", "", "cpu", ""))
+    assert entry.plan is not None and asked[0] and not asked[-1]
+    wrong = "verification failed (gradients: 3e-1)"
+    if values:
+        assert entry.runner is not None and entry.modes == {"forward"}
+        assert [k.reason for k in entry.plan.kept if k.path == "original"] == 2 * [wrong]
+    else:
+        assert entry.runner is None and entry.plan.status == "unchanged"
+        without = "without gradients, verification failed (values: 2e-1); the original is kept"
+        assert entry.plan.reason == f"{wrong}; {without}"

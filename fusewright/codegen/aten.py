@@ -40,8 +40,12 @@ _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 _ALLOCATES = (
     *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
     *(ops.Attention, ops.Cat, ops.ConvLast, ops.Extreme, ops.Embedding, ops.Nll, ops.Scan, ops.Statistics),
-    *(ops.Cross, ops.Transfer, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate, ops.Unfold, ops.Fold),
+    *(ops.Cross, ops.Transfer, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate, ops.Unfold, ops.Fold, ops.Positions),
 )
+
+
+# What is made of nothing but attributes.
+_MADE = (ops.Full, ops.Vector, ops.Positions)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,9 @@ def _is_repeatable(graph: Graph, effects: Sequence[Node]) -> bool:
 def _looks_up(node: Node) -> bool:
     op = node.op
     refuses = isinstance(op, ops.Pointwise) and op.refuses
+    if isinstance(op, ops.Embedding) and isinstance(at := node.arg(1).op, ops.Positions):
+        rows = node.arg(0).shape[0]
+        return at.end is None or not isinstance(rows, int) or at.end > rows
     return refuses or isinstance(op, ops.Embedding | ops.Nll) or (isinstance(op, ops.Opaque) and op.looks_up)
 
 
@@ -155,7 +162,7 @@ def _derived(graph: Graph) -> list[Node]:
     fixed: dict[Node, bool] = {}
     frontier: dict[Node, None] = {}
     for node in graph.nodes():
-        sources = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
+        sources = isinstance(node.op, (ops.Param, ops.Buffer, ops.Constant, ops.Number, *_MADE))
         sources = sources and node not in written
         computed = bool(node.inputs) and node not in exposed and all(fixed[a] for a in node.inputs)
         movable = not node.op.effectful or _only_computes(node)
@@ -211,7 +218,7 @@ def _depends_on_batch(node: Node) -> bool:
 def _computed(node: Node) -> bool:
     """Whether anything below `node` is more than a view of a parameter."""
     if not isinstance(node.op, VIEWS) or (isinstance(node.op, ops.Permute) and node.op.copy):
-        return bool(node.inputs)
+        return bool(node.inputs) or isinstance(node.op, ops.Positions)
     return _computed(node.arg(0))
 
 

@@ -375,7 +375,7 @@ def _upsample(op: ops.Upsample, node: Node, args: Sequence[str]) -> str:
 
 @_emits(ops.Interpolate)
 def _interpolate(op: ops.Interpolate, node: Node, args: Sequence[str]) -> str:
-    mode = ("linear", "bilinear", "trilinear")[len(op.lengths) - 1]
+    mode = "bicubic" if op.kind == "cubic" else ("linear", "bilinear", "trilinear")[len(op.lengths) - 1]
     options = _options(align_corners=(op.aligned, not op.aligned))
     return f'F.interpolate({args[0]}, {_tuple(op.lengths)}, mode="{mode}"{options})'
 
@@ -424,6 +424,14 @@ def _full(op: ops.Full, node: Node, args: Sequence[str]) -> str:
 @_emits(ops.Vector)
 def _vector(op: ops.Vector, node: Node, args: Sequence[str]) -> str:
     return f'torch.tensor({list(op.values)}, dtype={op.dtype}, device="{op.device}")'
+
+
+@_emits(ops.Positions)
+def _positions(op: ops.Positions, node: Node, args: Sequence[str]) -> str:
+    end = op.start + op.step * op.length
+    ends = f"{end}" if (op.start, op.step) == (0, 1) else f"{op.start}, {end}, {op.step}"
+    found = f'torch.arange({ends}, dtype={op.dtype}, device="{op.device}")'
+    return found if op.modulo is None else f"{found} % {op.modulo}"
 
 
 @_emits(ops.Item)

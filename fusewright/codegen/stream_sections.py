@@ -86,7 +86,7 @@ class StreamSections:
             *declared([f"n{a}" for a in self.all], "lengths of the axes"),
             *declared([f"m{a}" for a in self.pooled], "those of pooled axes before the window"),
             *declared([f"v{i}" for i in self.s.weights], "rows of weights, or classes"),
-            *(["mutable int outside = 0;  // whether an index was that of no row"] if self.s.weights else []),
+            *(["mutable int outside = 0;  // whether an index was that of no row"] if self.s.looks_up else []),
             *(["mutable int refused = 0;  // whether a number was one that eager refuses"] if self.refuses else []),
         ]
         return ["// What a call passes.", "struct Data {", *indent(members), "};"]
@@ -105,7 +105,7 @@ class StreamSections:
             output=Array("out", self.sizes.output(), self.s.root.dtype),
             dtypes=tuple(t.dtype for t in self.s.tensors),
             shapes=tuple(map(self.sizes.operand, self.s.tensors)),
-            looks_up=bool(self.s.weights) or self.refuses,
+            looks_up=self.s.looks_up or self.refuses,
             **more,
         )
 
@@ -115,6 +115,7 @@ def _names(s: Stream) -> dict[Node, str]:
     names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
     for r in s.reads:
         if r.indices is not None:
-            names[r.indices.tensor] = f"indices{s.tensors.index(r.indices.tensor)}"
+            if not r.indices.computed:
+                names[r.indices.tensor] = f"indices{s.tensors.index(r.indices.tensor)}"
             names[r.tensor] = names[r.tensor] if r.at else f"weight{s.tensors.index(r.tensor)}"
     return names

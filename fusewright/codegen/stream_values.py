@@ -17,7 +17,7 @@ from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Window
-from fusewright.schedule.stream import Part, Place, Read, Stream, Within
+from fusewright.schedule.stream import Part, Place, Read, Stream, Within, is_inside
 
 
 class StreamValues(ABC):
@@ -134,13 +134,23 @@ class StreamValues(ABC):
             return self._found_part(r)
         if r.indices is None:
             return []
-        index, rows = f"d.{self.names[r.indices.tensor]}[{self.offset(r.indices)}{element}]", self._rows(r)
+        index, rows = self._found_index(r.indices, element), self._rows(r)
+        if is_inside(r):
+            return [f"const index_t {self.row_of(r)} = {index};"]
         wraps = isinstance(r.value.op, ops.Embedding) and r.value.op.wraps
         if r.ignored is None and not wraps:
             return [f"const index_t {self.row_of(r)} = row_of(d, {index}, {rows});"]
         given = self._index(r)
         row = f"{given} < 0 ? {given} + {rows} : {given}" if wraps else f"{given} == {r.ignored} ? 0 : {given}"
         return [f"const long long {given} = {index};", f"const index_t {self.row_of(r)} = row_of(d, {row}, {rows});"]
+
+    def _found_index(self, indices: Read, element: str) -> str:
+        """Text of an index, which is in memory or computed."""
+        offset = f"{self.offset(indices)}{element}"
+        op = indices.tensor.op
+        if indices.computed and isinstance(op, ops.Positions):
+            return position(op, offset)
+        return f"d.{self.names[indices.tensor]}[{offset}]"
 
     def _rows(self, r: Read) -> str:
         """Text of how many indices there may be."""
@@ -258,6 +268,13 @@ def joints(r: Read) -> tuple[int, ...]:
     """Where a part meets others and what is beside it in its tensor: neighbours are read together between these."""
     assert r.part is not None
     return (r.part.begin, *ends(r))
+
+
+def position(op: ops.Positions, at: str) -> str:
+    """Text of what is at `at`; as wide as the results where that may be more than an index of an element."""
+    plain = (op.start, op.step) == (0, 1)
+    found = at if plain else f"{op.start} + (long long){op.step} * ({at})"
+    return found if op.modulo is None else f"({found}) % {op.modulo}"
 
 
 def shifted(w: Within, n: str, alone: bool) -> tuple[str, str]:

@@ -47,9 +47,8 @@ def _is_natural(node: Node) -> bool:
             return _is_natural(node.arg(0))
         case ops.Reduce() as reduce:
             return reduce.gives_index
-        case ops.Opaque(target=name) as call if name.startswith("aten.arange."):
-            start, step = call.given.get("start", 0), call.given.get("step", 1)
-            return isinstance(start, int) and isinstance(step, int) and start >= 0 and step > 0
+        case ops.Positions():
+            return True
         case ops.Opaque(target="aten.remainder.Scalar") as call:
             other = call.given["other"]
             return isinstance(other, int) and other > 0  # of its sign

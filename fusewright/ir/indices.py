@@ -249,24 +249,51 @@ def _rolled(index: Index, places: int, length: int) -> Index:
     return moved if is_inside(moved, length) else variable(Variable(length, moved, "circular"))
 
 
-def neighbours(index: Index, length: int, to: int, aligned: bool) -> tuple[Index, Index, Index, int] | None:
-    """Of an index into `to` elements that are interpolated between `length`: the element ahead of it, the next one,
+Places = tuple[tuple[Index, ...], Index, int]
+
+
+def neighbours(index: Index, length: int, to: int, aligned: bool) -> Places | None:
+    """Of an index into `to` elements that are interpolated between `length`: the element ahead of it and the next one,
     and how many parts of the way it is from one to the other, of how many; `None` where that takes too many digits, or
     too large numbers.
 
     These are max(0, (i + 1/2) length / to - 1/2) of PyTorch's, and i (length - 1) / (to - 1) where corners are aligned,
     in whole numbers.
     """
-    times, plus, per = (length - 1, 0, max(to - 1, 1)) if aligned else (2 * length, length - to, 2 * to)
-    common = gcd(times, plus, per)
-    times, plus, per = times // common, plus // common, per // common
+    times, plus, per = _pace(length, to, aligned)
     if index.digits > MOST_DIGITS or length * per >= REACH:
         return None
+    last = times * (to - 1) + plus
+    if to > 1 and times % per == 0 and plus >= 0 and last // per + 1 < length:  # as far from one, wherever it lies
+        ahead = index * (times // per) + Index((), plus // per)
+        return (ahead, ahead + Index((), 1)), Index((), plus % per), per
     place = Variable(length * per, index * (times if to > 1 else 0) + Index((), plus), "replicate")
     split = _split(variable(place), [length, per])
     assert split is not None
     ahead, part = split
-    return ahead, variable(Variable(length, ahead + Index((), 1), "replicate")), part, per
+    return (ahead, variable(Variable(length, ahead + Index((), 1), "replicate"))), part, per
+
+
+def _pace(length: int, to: int, aligned: bool) -> tuple[int, int, int]:
+    """Where an index into `to` elements lies between `length`: so many times the index, plus so much, per so much."""
+    times, plus, per = (length - 1, 0, max(to - 1, 1)) if aligned else (2 * length, length - to, 2 * to)
+    common = gcd(times, plus, per)
+    return times // common, plus // common, per // common
+
+
+def around(index: Index, length: int, to: int, aligned: bool) -> Places | None:
+    """Likewise the two elements ahead of it and the two behind it, those outside being the first or the last one: a
+    cubic is not cut off at 0."""
+    times, plus, per = _pace(length, to, aligned)
+    times = times if to > 1 else 0
+    count = (times * (to - 1) + plus) // per + 2  # from one before the first on, where ahead may be
+    if index.digits > MOST_DIGITS or count * per >= REACH:
+        return None
+    split = _split(variable(Variable(count * per, index * times + Index((), plus + per))), [count, per])
+    assert split is not None
+    ahead, part = split
+    places = (variable(Variable(length, ahead + Index((), k), "replicate")) for k in (-2, -1, 0, 1))
+    return tuple(places), part, per
 
 
 def in_image(op: ops.Unfold, indices: Sequence[Index], shape: Sequence[Size]) -> tuple[Index, ...] | None:

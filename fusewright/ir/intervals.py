@@ -81,7 +81,7 @@ def _propagated(node: Node, args: list[Interval]) -> Interval:
             return args[0] if not any(op.padding) and not op.ceil_mode else REALS
         case ops.RangeSum():
             return _sign(args[0]) if all(s.scale >= 0 for _, slots in op.table for s in slots) else REALS
-        case ops.Interpolate() | ops.Fold():
+        case ops.Interpolate(kind="linear") | ops.Fold():
             return _sign(args[0])
         case ops.Scan():
             return _scanned(op.kind, args[0]) if node.inputs[0].dtype.is_floating_point else REALS

@@ -68,6 +68,7 @@ __all__ = [
     "Permute",
     "Pointwise",
     "Pool",
+    "Positions",
     "RangeSum",
     "Reduce",
     "Reshape",
@@ -171,6 +172,31 @@ class Vector(Op):
 
     def infer(self, types: Types) -> TensorType:
         return TensorType((len(self.values),), self.dtype, self.device)
+
+
+@dataclass(frozen=True)
+class Positions(Op):
+    """(start + step i) % modulo at i, of whole numbers from 0 on, as ``torch.arange`` and a remainder give: (length,).
+
+    start >= 0, step > 0 and modulo > 0, or none.
+    """
+
+    length: Size
+    start: int
+    step: int
+    modulo: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def infer(self, types: Types) -> TensorType:
+        require(self.start >= 0 and self.step > 0 and (self.modulo is None or self.modulo > 0), f"no {self}")
+        return TensorType((self.length,), self.dtype, self.device)
+
+    @property
+    def end(self) -> int | None:
+        """What all of them are less than, where that is known."""
+        last = self.start + self.step * (self.length - 1) + 1 if isinstance(self.length, int) else None
+        return min((n for n in (last, self.modulo) if n is not None), default=None)
 
 
 @dataclass(frozen=True)

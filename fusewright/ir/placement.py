@@ -65,7 +65,7 @@ def _brought(x: Node, device: torch.device) -> Node:
 
 def _placed(op: Op, device: torch.device) -> Op:
     match op:
-        case ops.Source() | ops.Full() | ops.Vector():
+        case ops.Source() | ops.Full() | ops.Vector() | ops.Positions():
             return replace(op, device=device)
         case ops.Opaque():
             keywords = tuple((k, device if isinstance(v, torch.device) else v) for k, v in op.keywords)

@@ -187,15 +187,18 @@ class Upsample(Op):
 
 @dataclass(frozen=True)
 class Interpolate(Op):
-    """Linear interpolation along the last dimensions, (N, C, *) to (N, C, *lengths), as `F.interpolate` has it.
+    """Interpolation along the last dimensions, (N, C, *) to (N, C, *lengths), as `F.interpolate` has it.
 
     aligned  whether the centers of elements at corners lie at the same place; otherwise the corners themselves do
+    kind     between two neighbours along each, or by a cubic, of images, between four
     """
 
     lengths: tuple[int, ...]
     aligned: bool = False
+    kind: Literal["linear", "cubic"] = "linear"
 
     def infer(self, types: Types) -> TensorType:
+        require(self.kind == "linear" or len(self.lengths) == 2, f"a cubic to {self.lengths}")
         return _resized(types, self.lengths)
 
 

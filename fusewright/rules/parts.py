@@ -104,6 +104,8 @@ def _halves(m: Match) -> tuple[int, ...]:
 
 def _refuse_interpolation(m: Match) -> str | None:
     lengths = zip(m["conv"].shape[2:], _halves(m), m["root"].shape[2:], strict=True)
+    if m["root"].op.kind != "linear":  # type: ignore[attr-defined]
+        return "more than two neighbours weigh"
     if m["root"].op.aligned or any(n != k * to for n, k, to in lengths):  # type: ignore[attr-defined]
         return "an element lies elsewhere than halfway between two"
     return None

@@ -86,6 +86,12 @@ def _reducing(root: Node, users: Users) -> Any:
     return f"{root!r} reduces nothing" if flat else found
 
 
+def _pooling(root: Node, users: Users) -> Any:
+    """A rearrangement that pools: what its windows have is read for something else as well."""
+    pools = rearrangement.pools_on_the_way(root, users)
+    return rearrangement.parse(root, users) if pools else f"{root!r} pools nothing that is read beside that"
+
+
 def _elements(root: Node, users: Users) -> Any:
     """A rearrangement, or a stream that reduces nothing where that reads the same tensors as they lie."""
     found, other = rearrangement.parse(root, users), stream.parse(root, users)
@@ -152,6 +158,7 @@ SHARED = Family(
 _SEVERAL: dict[str, Any] = {"operands": lambda s: s.tensors, "also": _others, "beside": True, "again": True}
 REDUCTIONS = Family("several reductions", several_folds.parse_beside, **_SEVERAL, traps=True)
 VALUES = Family("several elements", several_elements.parse, **_SEVERAL)
+POOLING = Family("stream", _pooling, lambda s: s.tensors, traps=True)
 REDUCING = Family("stream", _reducing, lambda s: s.tensors, again=True, traps=True)
 FUNCTIONS = Family("stream", _functions, lambda s: s.tensors, again=True, traps=True)
 TOGETHER = Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True, traps=True)
@@ -170,6 +177,7 @@ FAMILIES = (
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     MOVING,
     # The last ones: whatever no group has computed by now is in memory.
+    POOLING,
     TOGETHER,
     REDUCTIONS,
     REDUCING,
@@ -184,6 +192,10 @@ _STILL = {
     TOGETHER: replace(TOGETHER, traps=False),  # loops of a CPU remember nothing to raise
 }
 STILL = (
-    *(_STILL.get(f, f) for f in FAMILIES if f not in (SHARED, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)),
+    *(
+        _STILL.get(f, f)
+        for f in FAMILIES
+        if f not in (SHARED, POOLING, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)
+    ),
     Family("stream", stream.parse, lambda s: s.tensors, again=True),
 )

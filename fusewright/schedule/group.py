@@ -138,4 +138,6 @@ def _attributes(node: Node) -> str:
         return ""
     if isinstance(node.op, ops.Full):
         return str(node.dtype)
+    if isinstance(node.op, ops.Positions):
+        return f"{node.op.start}, {node.op.step}, {node.op.modulo} {node.dtype}"
     return repr(node.op)

@@ -16,13 +16,14 @@ from types import MappingProxyType
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import Order, output_orders
-from fusewright.ir.node import Graph, Node, make, remade, topological
+from fusewright.ir.node import Graph, Node, remade, topological
 from fusewright.schedule import chain, contraction, kept_rows, matmul, normalization, rearrangement
 from fusewright.schedule.again import computed_again
 from fusewright.schedule.beside import readers_of
 from fusewright.schedule.chain import Users
 from fusewright.schedule.families import FAMILIES, NORMALIZATION, STILL, VALUES, Family
 from fusewright.schedule.group import Group
+from fusewright.schedule.turned_parts import in_rows
 
 # A chain longer than this many operations is not searched to its end.
 REACH = 32
@@ -77,10 +78,10 @@ def _dense(graph: Graph) -> Graph:
     """
     while True:
         readers = (n for n in graph.nodes() if isinstance(n.op, Fused) and not _convolves(n))
-        node = next((n for n in readers if any(map(rearrangement.turns, n.inputs))), None)
+        node = next((n for n in readers if any(in_rows(a) is not a for a in n.inputs)), None)
         if node is None:
             return graph
-        args = (a if a is None or not rearrangement.turns(a) else _copied(a) for a in node.args)
+        args = (None if a is None else in_rows(a) for a in node.args)
         graph = graph.substitute(node, remade(node, args))
 
 
@@ -88,11 +89,6 @@ def _convolves(node: Node) -> bool:
     """Whether a kernel may read images whose channels lie last as they are."""
     assert isinstance(node.op, Fused)
     return any(isinstance(n.op, ops.Conv) for n in topological(node.op.bodies))
-
-
-def _copied(view: Node) -> Node:
-    assert isinstance(view.op, ops.Permute)
-    return make(replace(view.op, copy=True), view.arg(0), where=view.where)
 
 
 def with_statistics(

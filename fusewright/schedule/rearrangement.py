@@ -23,6 +23,7 @@ from fusewright.ir.build import pointwise
 from fusewright.ir.indices import Index, Variable
 from fusewright.ir.node import Node, make
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, is_rounded, is_sized, used_inside
+from fusewright.schedule.separate_windows import beside_others, is_separate, written_out
 
 VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice, ops.Windows)
 # What eager copies for, or computes of elements that lie elsewhere.
@@ -75,13 +76,12 @@ class Padded:
 
 @dataclass(frozen=True)
 class Between:
-    """`part / per` of the way from one value to the next."""
+    """`part / per` of the way from one value to the next; of four, by a cubic between the middle ones."""
 
     node: Node
     part: Index
     per: int
-    ahead: Value
-    next: Value
+    taps: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def parse(root: Node, users: Users) -> Rearrangement | str:
     if root.dtype not in MEMORY:
         return f"{root!r} lies in memory as {root.dtype}"
     inner = _inner(root, users)
-    if not any(copies(n) or _joins(n, inner) for n in inner if n is not root or not turns(n)):
+    if not any(copies(n) or _joins(n, inner) or is_pool(n) for n in inner if n is not root or not turns(n)):
         return f"nothing is copied on the way to {root!r}"
     seen, of = _seen(root, inner)
     if of not in inner or any(isinstance(n.op, ops.Windows) for n in seen):
@@ -208,8 +208,8 @@ def below(value: Value) -> Iterator[Value]:
         case Padded():
             yield from below(value.value)
         case Between():
-            yield from below(value.ahead)
-            yield from below(value.next)
+            for tap in value.taps:
+                yield from below(tap)
 
 
 def _turn(r: Rearrangement) -> Turn | None:
@@ -243,8 +243,8 @@ def always(value: Value) -> Iterator[Load]:
             for part in value.parts:
                 yield from always(part)
         case Between():
-            yield from always(value.ahead)
-            yield from always(value.next)
+            for tap in value.taps:
+                yield from always(tap)
 
 
 def _elements(root: Node) -> int:
@@ -262,8 +262,23 @@ def _seen(root: Node, inner: set[Node]) -> tuple[list[Node], Node]:
 
 
 def _inner(root: Node, users: Users) -> set[Node]:
-    """What is computed here: used nowhere else, and not derived ahead of calls."""
-    return {node for node in used_inside(root, users, _fits, MOST_NODES) if node.varies}
+    """What is computed here: used nowhere else, and not derived ahead of calls; of pools, those beside what else reads
+    their elements."""
+    inner = used_inside(root, users, _fits, MOST_NODES)
+    if any(map(is_pool, inner)):
+        kept = beside_others(inner, MOVES)
+        inner = used_inside(root, users, lambda n: _fits(n) and (n in kept or not is_pool(n)), MOST_NODES)
+    return {node for node in inner if node.varies}
+
+
+def pools_on_the_way(root: Node, users: Users) -> bool:
+    """Whether a group that ends in `root` would pool."""
+    return any(map(is_pool, _inner(root, users)))
+
+
+def is_pool(node: Node) -> bool:
+    """Whether `node` pools windows."""
+    return isinstance(node.op, ops.Pool)
 
 
 def _joins(node: Node, inner: set[Node]) -> bool:
@@ -279,7 +294,7 @@ def _fits(node: Node) -> bool:
         return not _is_rounded(node)
     if isinstance(node.op, ops.Pointwise):
         return node.op.traits.cpp is not None and not is_sized(node)
-    return isinstance(node.op, (*VIEWS, *MOVES))
+    return isinstance(node.op, (*VIEWS, *MOVES)) or is_separate(node)
 
 
 def _is_rounded(node: Node) -> bool:
@@ -375,6 +390,8 @@ class _Finder:
                 return self._folded(node, at)
             case ops.Pointwise() | ops.Cast():
                 return self._computed(node, at)
+            case ops.Pool():
+                return self._pooled(node, at)
             case ops.Cross(dim=dim):
                 return self._crossed(node, at, dim)
             case ops.Interpolate(lengths=lengths):
@@ -464,17 +481,30 @@ class _Finder:
             return self.value(x, at)
         length, to = x.shape[dim], node.shape[dim]
         assert isinstance(node.op, ops.Interpolate) and isinstance(length, int) and isinstance(to, int)
+        cubic, aligned = node.op.kind == "cubic", node.op.aligned
         # a GPU copies where all lengths are the same, and weighs a neighbour with 0, which may be NaN, elsewhere
-        if x.shape == node.shape if node.device.type == "cuda" else length == to:
+        if x.shape == node.shape if cubic or node.device.type == "cuda" else length == to:
             return self._between(node, at, dim + 1)
-        found = indices.neighbours(at[dim], length, to, node.op.aligned)
+        found = (indices.around if cubic else indices.neighbours)(at[dim], length, to, aligned)
         if found is None:
             return f"{node!r} takes too many digits, or too large numbers"
-        *both, part, per = found
-        ahead, next_ = (self._between(node, (*at[:dim], i, *at[dim + 1 :]), dim + 1) for i in both)
-        if isinstance(ahead, str) or isinstance(next_, str):
-            return ahead if isinstance(ahead, str) else next_
-        return Between(node, part, per, ahead, next_)
+        places, part, per = found
+        taps = [self._between(node, (*at[:dim], i, *at[dim + 1 :]), dim + 1) for i in places]
+        wrong = next((tap for tap in taps if isinstance(tap, str)), None)
+        return wrong or Between(node, part, per, tuple(tap for tap in taps if not isinstance(tap, str)))
+
+    def _pooled(self, node: Node, at: tuple[Index, ...]) -> Value | str:
+        """A function of the elements of a window."""
+        assert isinstance(node.op, ops.Pool)
+        root, taps = written_out(node)
+        first, leaves = node.ndim - len(node.op.kernel), list[tuple[Node, Value]]()
+        for leaf, place in taps:
+            inside = zip(at[first:], node.op.stride, place, strict=True)
+            found = self.value(node.arg(0), (*at[:first], *(i * step + Index((), k) for i, step, k in inside)))
+            if isinstance(found, str):
+                return found
+            leaves.append((leaf, found))
+        return Computed(root, tuple(leaves))
 
     def _crossed(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
         """a' b'' - a'' b' of the next elements along `dim`, in a circle, and those behind them."""
@@ -542,8 +572,8 @@ def _touched(r: Rearrangement, elements: range) -> dict[Node, set[int]]:
                 if all(0 <= index.at({r.at: i}) < length for index, length in value.inside):
                     visit(value.value, i)
             case Between():
-                visit(value.ahead, i)
-                visit(value.next, i)
+                for tap in value.taps:
+                    visit(tap, i)
             case Summed():
                 for part in value.parts:
                     visit(part, i)

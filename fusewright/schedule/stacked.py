@@ -76,7 +76,6 @@ def _at(value: Value, v: Variable, by: Index) -> Value:
             inside = tuple((index(i), length) for i, length in value.inside)
             return replace(value, inside=inside, value=_at(value.value, v, by))
         case Between():
-            ahead, after = (_at(n, v, by) for n in (value.ahead, value.next))
-            return replace(value, part=index(value.part), ahead=ahead, next=after)
+            return replace(value, part=index(value.part), taps=tuple(_at(tap, v, by) for tap in value.taps))
         case Summed():
             return replace(value, parts=tuple(_at(p, v, by) for p in value.parts))

@@ -21,10 +21,20 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.intervals import index_count
-from fusewright.ir.node import Node, make
+from fusewright.ir.node import Node, make, topological
 from fusewright.ir.types import same_numel
 from fusewright.schedule import chain
-from fusewright.schedule.chain import MEMORY, POINTWISE, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
+from fusewright.schedule.chain import (
+    MEMORY,
+    POINTWISE,
+    Fold,
+    Users,
+    Window,
+    is_rounded,
+    is_sized,
+    pointwise_tree,
+    taken_in,
+)
 from fusewright.schedule.look_through import look_through
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm", "var", "std", "argmax", "argmin")
@@ -36,6 +46,9 @@ MOST_OF_SECOND, FEW_ROWS = 2**15, 132
 # Parts of a concatenation, each of which is an operand.
 MOST_PARTS = 64
 
+# Operations on a few numbers for each sample that threads repeat.
+FEW_OPERATIONS = 8
+
 # Whole numbers lie in memory to be compared with others.
 WHOLE = (torch.int64, torch.int32)
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -44,6 +57,7 @@ VIEWS = (ops.Slice, ops.Permute, ops.Reshape)
 
 Role = Literal["kept", "first", "second"]
 Place = Literal["before", "after", "first", "second"]
+BEFORE_FOLDS: tuple[Place, ...] = ("before", "after")
 
 
 @dataclass(frozen=True)
@@ -104,6 +118,7 @@ class Read:
     part     of a concatenation, which one it is
     within   of a view, where it lies along the dimensions that it does not have all of
     step     of a view, how far neighbours along the last dimension of the value are from each other
+    computed of indices, whether they are positions, which are computed and not in memory
     """
 
     value: Node
@@ -117,6 +132,7 @@ class Read:
     part: Part | None = None
     within: tuple[Within, ...] = ()
     step: int = 1
+    computed: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,6 +164,11 @@ class Stream:
         return tuple(sorted({self.tensors.index(r.tensor) for r in self.reads if r.indices}))
 
     @property
+    def looks_up(self) -> bool:
+        """Whether one of these indices may be that of no row."""
+        return any(r.indices is not None and not is_inside(r) for r in self.reads)
+
+    @property
     def refuses(self) -> bool:
         """Whether a function ahead of the reductions refuses numbers."""
         return self.before is not None and refuses([self.before.root], self.before.leaves)
@@ -163,8 +184,17 @@ def refuses(values: Iterable[Node], leaves: tuple[Node, ...]) -> bool:
 
 
 def with_indices(reads: Iterable[Read]) -> tuple[Read, ...]:
-    """Every read of a tensor: those of indices follow those of what is read there."""
-    return tuple(each for r in reads for each in (r, r.indices) if each is not None)
+    """Every read of a tensor: those of indices in memory follow those of what is read there."""
+    return tuple(each for r in reads for each in (r, r.indices) if each is not None and not each.computed)
+
+
+def is_inside(r: Read) -> bool:
+    """Whether what is read at indices is known to be there: computed ones are known, and none is ignored."""
+    assert r.indices is not None
+    op, rows = r.indices.tensor.op, r.tensor.shape[r.at]
+    if not isinstance(op, ops.Positions) or not r.indices.computed or r.ignored is not None:
+        return False
+    return op.end is not None and isinstance(rows, int) and op.end <= rows
 
 
 def picks_each(r: Read) -> bool:
@@ -209,9 +239,38 @@ def _backwards(root: Node, users: Users) -> list[Stage]:
 
 
 def _tree(root: Node, users: Users) -> Tree:
-    """The largest tree that ends in `root`, and the stage it starts at, if any."""
+    """The largest tree that ends in `root`, and the stage it starts at, if any.
+
+    A few numbers for each sample that are functions of entries of a table are computed where they are read: they would
+    be launches of their own.
+    """
     read, own = pointwise_tree(root, users)
-    return Tree(root, read, next((n for n in own if isinstance(n.op, ops.Pool | ops.Reduce)), None))
+    value = next((n for n in own if isinstance(n.op, ops.Pool | ops.Reduce)), None)
+    of_entries = [n for n in read if n.shape[-1:] == (1,) and n.shape != root.shape and _is_of_entries(n)]
+    if not of_entries:
+        return Tree(root, read, value)
+    inner = set(topological([root], read))
+
+    def fits(node: Node) -> bool:
+        return isinstance(node.op, POINTWISE) and (node in inner or _is_of_entries(node))
+
+    return Tree(root, tuple(taken_in([root], users, fits)[1]), value)
+
+
+def _is_of_entries(node: Node) -> bool:
+    """Whether a value is a function, of few operations, of entries of tables and of numbers alone."""
+    seen: set[Node] = set()
+    stack = [node]
+    while stack and len(seen) <= FEW_OPERATIONS:
+        n = stack.pop()
+        if n in seen:
+            continue
+        seen.add(n)
+        if isinstance(n.op, POINTWISE):
+            stack += [a for a in n.inputs if not isinstance(a.op, ops.Number)]
+        elif not isinstance(look_through(n)[0].op, ops.Embedding):
+            return False
+    return not stack
 
 
 def nodes(tree: Tree) -> tuple[Node, ...]:
@@ -351,6 +410,7 @@ class _Axes:
     folds: tuple[tuple[Fold, Tree | None], ...]
     users: Users
     parts: bool = False
+    positions: bool = True  # whether indices are computed that depend on a position alone
 
     def stream(self, root: Node, *, in_order: bool = True) -> Stream | str:
         """The stream that ends in `root`; `in_order` asks for reductions over neighbours."""
@@ -367,6 +427,8 @@ class _Axes:
             return "a tensor is read at indices along two of its dimensions"
         if self.parts and _in_two_ways(reads):
             return replace(self, parts=False).stream(root, in_order=in_order)
+        if self.positions and not _has_lengths(reads):
+            return replace(self, positions=False).stream(root, in_order=in_order)
         every = dict.fromkeys(r.tensor for r in with_indices(reads))
         parts = {r.tensor for r in reads if r.part is not None}
         tensors = tuple(sorted(every, key=lambda v: v.shape != self.entry.shape and v not in parts))
@@ -374,7 +436,7 @@ class _Axes:
         wrong += [root] if root.dtype not in MEMORY and not is_index(root) else []
         if wrong or not tensors:
             return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}" if wrong else f"{root!r} reads nothing"
-        axes = self._merged(roles, with_indices(reads))
+        axes = self._merged(roles, [*with_indices(reads), *(r.indices for r in reads if r.indices is not None)])
         return Stream(
             root=root,
             tensors=tensors,
@@ -440,23 +502,15 @@ class _Axes:
     def _read(self, leaf: Node, tree: Tree, place: Place, dims: tuple[int | None, ...]) -> list[Read]:
         """How a leaf of the tree at `place` is read; an embedding of parameters alone is derived ahead of calls."""
         plain = [Read(leaf, leaf, place, dims)]
-        picked = self._picked(leaf, place, dims)
+        picked = self._picked(leaf, place, dims) or self._entry(leaf, tree, place, dims)
         if picked is not None:
             return [picked]
-        if isinstance(leaf.op, VIEWS) and self.parts and place in ("before", "after"):
+        if isinstance(leaf.op, VIEWS) and self.parts and place in BEFORE_FOLDS:
             view = self._viewed(leaf, place, dims)
             return plain if view is None else [view]
-        if not isinstance(leaf.op, ops.Embedding | ops.Cat) or place not in ("before", "after"):
+        if not isinstance(leaf.op, ops.Cat) or place not in BEFORE_FOLDS or not self._alone(leaf, leaf, tree):
             return plain
-        uses = sum(n.inputs.count(leaf) for n in nodes(tree)) if leaf is not tree.root else 1
-        if self.users[leaf] != uses:
-            return plain
-        if isinstance(leaf.op, ops.Cat):
-            return self._parts(leaf, place, dims) if self._is_in_parts(leaf, leaf.op.dim, dims) else plain
-        weight, indices = leaf.inputs
-        if not indices.varies and all(isinstance(n, int) for n in indices.shape):
-            return plain
-        return [Read(leaf, weight, place, (None, dims[-1]), indices=Read(indices, indices, place, dims[:-1]))]
+        return self._parts(leaf, place, dims) if self._is_in_parts(leaf, leaf.op.dim, dims) else plain
 
     def _picked(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> Read | None:
         """How a loss of one class each is read from what its classes have: from their number on, however it is seen."""
@@ -466,10 +520,39 @@ class _Axes:
         own = tuple(None if p.dim is None else dims[p.dim] for p in places)
         x, classes = loss.inputs
         whole = all(p.begin == 0 for p in places) and same_numel(leaf.shape, loss.shape)
-        if not whole or place not in ("before", "after") or (self.value.ndim - 1 in own and not self.folds):
+        if not whole or place not in BEFORE_FOLDS or (self.value.ndim - 1 in own and not self.folds):
             return None  # neighbours would be read together
-        index = Read(classes, classes, place, own)
+        index = self._index(classes, place, own)
         return Read(leaf, x, place, (own[0], None, *own[1:]), indices=index, at=1, ignored=loss.op.ignore)
+
+    def _entry(self, leaf: Node, tree: Tree, place: Place, dims: tuple[int | None, ...]) -> Read | None:
+        """How entries of a table are read, however they are seen, where nobody else has them in memory; those of
+        parameters alone are derived ahead of calls."""
+        entry, places = look_through(leaf)
+        if not isinstance(entry.op, ops.Embedding) or place not in BEFORE_FOLDS:
+            return None
+        own = tuple(None if p.dim is None else dims[p.dim] for p in places)
+        weight, indices = entry.inputs
+        ahead = not indices.varies and all(isinstance(n, int) for n in indices.shape)
+        if ahead or any(p.begin for p in places) or not same_numel(leaf.shape, entry.shape):
+            return None
+        if any(d is not None and own[-1] is not None and d > own[-1] for d in own[:-1]):
+            return None  # neighbours would be of different rows
+        index = self._index(indices, place, own[:-1])
+        if not index.computed and not self._alone(leaf, entry, tree):
+            return None
+        return Read(leaf, weight, place, (None, own[-1]), indices=index)
+
+    def _index(self, indices: Node, place: Place, dims: tuple[int | None, ...]) -> Read:
+        """How indices are read, or computed where they depend on a position alone."""
+        computed = self.positions and isinstance(indices.op, ops.Positions)
+        return Read(indices, indices, place, dims, computed=computed)
+
+    def _alone(self, leaf: Node, entry: Node, tree: Tree) -> bool:
+        """Whether nobody but a tree reads a leaf of it, which is a view of `entry`."""
+        uses = sum(n.inputs.count(leaf) for n in nodes(tree)) if leaf is not tree.root else 1
+        below = [n for n in topological([leaf], entry.inputs) if n is not leaf]
+        return self.users[leaf] == uses and all(self.users[n] == 1 for n in below)
 
     def _viewed(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> Read | None:
         """How a view is read from its tensor; `None` where it lies row by row itself, or where not even that does."""
@@ -552,6 +635,13 @@ def lies_in_rows(base: Node) -> bool:
     return not isinstance(base.op, ops.Permute | ops.Expand | ops.Slice | ops.Windows) or (
         isinstance(base.op, ops.Permute) and base.op.copy
     )
+
+
+def _has_lengths(reads: Sequence[Read]) -> bool:
+    """Whether a tensor in memory tells how long each dimension is that indices are computed along."""
+    told = {(r.place in BEFORE_FOLDS, d) for r in with_indices(reads) for d in r.dims}
+    computed = [r.indices for r in reads if r.indices is not None and r.indices.computed]
+    return all((True, d) in told for r in computed for d in r.dims if d is not None)
 
 
 def _in_two_ways(reads: Sequence[Read]) -> bool:

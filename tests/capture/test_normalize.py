@@ -220,7 +220,12 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("interpolated rows", lambda x: F.interpolate(x.flatten(2), 7, mode="linear"), [Reshape, Interpolate]),
     ("interpolated volumes", lambda x: F.interpolate(x[:, None], (3, 5, 7), mode="trilinear"), [Reshape, Interpolate]),
     ("interpolated by other factors", lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"), [Opaque]),
-    ("interpolated by cubes", lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), [Opaque]),
+    ("interpolated by cubes", lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), [Interpolate]),
+    (
+        "interpolated by smooth cubes",
+        lambda x: F.interpolate(x, scale_factor=2, mode="bicubic", antialias=True),
+        [Opaque],
+    ),
     ("windows along a dimension", lambda x: x.unfold(2, 4, 3), [Windows]),
     ("windows along the last dimension", lambda x: x.unfold(-1, 5, 2) * 2, [Windows, Pointwise]),
     ("windows with gaps", lambda x: x.unfold(1, 2, 3), [Windows]),

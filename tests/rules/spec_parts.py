@@ -100,6 +100,7 @@ SPECS = [
             f"{ELSEWHERE} # to a third": lambda: interpolated(images(6, h=6), 2, 3),
             f"{ELSEWHERE} # to more": lambda: interpolated(images(6), 8, 3),
             f"{ELSEWHERE} # corners together": lambda: interpolated(images(6), 2, 3, aligned=True),
+            "more than two neighbours weigh": lambda: make(ops.Interpolate((2, 3), kind="cubic"), images(6)),
             "# an input": lambda: interpolated(inp(B, 6, 4, 6), 2, 3),
         },
     ),

@@ -55,6 +55,18 @@ def found(root: Node) -> Rearrangement:
     return r
 
 
+def cubic(t: Tensor) -> tuple[Tensor, ...]:
+    """The weights of four neighbours, `t` of the way between the middle two."""
+
+    def near(x: Tensor) -> Tensor:
+        return 1.25 * x**3 - 2.25 * x**2 + 1
+
+    def far(x: Tensor) -> Tensor:
+        return -0.75 * (x**3 - 5 * x**2 + 8 * x - 4)
+
+    return far(t + 1), near(t), near(1 - t), far(2 - t)
+
+
 def computed(r: Rearrangement, tensors: dict[Node, Tensor]) -> Tensor:
     """What a group computes, all elements at once."""
     count = prod(r.root.shape)  # type: ignore[arg-type]
@@ -86,7 +98,9 @@ def computed(r: Rearrangement, tensors: dict[Node, Tensor]) -> Tensor:
                 return torch.where(inside, at(value.value), value.outside)
             case Between():
                 part = places(value.part).double() / value.per
-                return (1 - part) * at(value.ahead) + part * at(value.next)
+                taps = [at(tap) for tap in value.taps]
+                weights = (1 - part, part) if len(taps) == 2 else cubic(part)
+                return sum(n * tap for n, tap in zip(weights, taps, strict=True))
             case Summed():
                 return torch.stack([at(part) for part in value.parts]).sum(0)
 
@@ -140,7 +154,10 @@ def moved(x: Node, rng: random.Random) -> Node:
             return make(ops.Pad(((d, rng.randrange(most), rng.randrange(most)),), mode), x)
         case 7 if 2 < x.ndim < 6 and rng.randrange(2):
             lengths = tuple(rng.randrange(1, 9) for _ in x.shape[2:])
-            return make(rng.choice((ops.Interpolate(lengths, rng.random() < 0.5), ops.Upsample(lengths))), x)
+            aligned = rng.random() < 0.5
+            some = [ops.Interpolate(lengths, aligned), ops.Upsample(lengths)]
+            some += [ops.Interpolate(lengths, aligned, "cubic")] if x.ndim == 4 else []
+            return make(rng.choice(some), x)
         case 7 if 2 < x.ndim < 6:
             return make(ops.Upsample(tuple(rng.choice((1, 2, 3)) * n for n in x.shape[2:])), x)  # type: ignore[misc]
         case 8:

@@ -40,8 +40,8 @@ def read(value: Value, known: dict[Variable, int]) -> Iterator[tuple[Node, int]]
             if all(0 <= index.at(known) < length for index, length in value.inside):
                 yield from read(value.value, known)
         case Between():
-            yield from read(value.ahead, known)
-            yield from read(value.next, known)
+            for tap in value.taps:
+                yield from read(tap, known)
         case Summed():
             for part in value.parts:
                 yield from read(part, known)

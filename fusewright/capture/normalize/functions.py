@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, wraps
 from math import inf, pi
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir import pointwise
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Number, Pointwise
+from fusewright.ir.ops import Number, Pointwise, Positions
 
 
 def _apply(call: Call, fn: str, *operands: Any, params: tuple[Any, ...] = ()) -> Normal:
@@ -55,6 +56,14 @@ def _of_float(handler: Callable[..., Normal]) -> Callable[..., Normal]:
         return handler(call, **how) if call.node("self").dtype.is_floating_point else None
 
     return handled
+
+
+def _remainder(call: Call) -> Normal:
+    """Of positions, too: what repeats after so many."""
+    x, other = call["self"], call["other"]
+    if isinstance(x, Node) and isinstance(x.op, Positions) and x.op.modulo is None and type(other) is int and other > 0:
+        return call.make(replace(x.op, modulo=other))
+    return _of_two(call, "remainder")
 
 
 def _divided(call: Call) -> Normal:
@@ -217,6 +226,7 @@ def _table() -> dict[str, Handler]:
         "aten.hardshrink.default": partial(_unary, fn="hardshrink", params=("lambd",)),
         "aten.max.other": partial(_binary, fn="maximum"),
         "aten.min.other": partial(_binary, fn="minimum"),
+        "aten.remainder.Scalar": _remainder,
         "aten.xlogy.Tensor": partial(_binary, fn="xlogy"),
         "aten.rsub.Scalar": _reversed_sub,
         "aten.rsub.Tensor": _reversed_sub,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,6 +25,7 @@ from fusewright.ir.ops import (
     Op,
     Pad,
     Permute,
+    Positions,
     Reshape,
     Roll,
     Size,
@@ -297,12 +299,12 @@ def _upsample(call: Call) -> Normal:
     return call.make(Upsample(lengths), x)
 
 
-def _interpolate(call: Call) -> Normal:
+def _interpolate(call: Call, kind: Literal["linear", "cubic"] = "linear") -> Normal:
     """Between neighbours."""
     lengths = _lengths(call)
     if lengths is None or not call.result.dtype.is_floating_point:
         return None
-    return call.make(Interpolate(lengths, call["align_corners"]), call.node("input"))
+    return call.make(Interpolate(lengths, call["align_corners"], kind), call.node("input"))
 
 
 def _lengths(call: Call) -> tuple[int, ...] | None:
@@ -380,6 +382,17 @@ def _full(call: Call) -> Normal:
     return call.make(Expand(call.shape), one) if alike else one
 
 
+def _positions(call: Call) -> Normal:
+    """Whole numbers that are not negative and grow: where elements lie, mostly."""
+    start, step = call.get("start", 0), call.get("step", 1)
+    plain = call.get("layout") in (None, torch.strided) and not call.get("pin_memory") and not call.escapes
+    if not plain or call.result.dtype not in (torch.int64, torch.int32):
+        return None
+    if not all(type(n) is int for n in (start, step)) or start < 0 or step < 1:
+        return None
+    return call.make(Positions(call.shape[0], start, step, None, call.result.dtype, call.result.device))
+
+
 _RESHAPES = (
     *("view.default", "reshape.default", "_unsafe_view.default", "view_as.default", "reshape_as.default"),
     *("flatten.using_ints", "unflatten.int", "ravel.default"),
@@ -432,6 +445,8 @@ TABLE: dict[str, Handler] = {
     "aten.col2im.default": _fold,
     **{f"aten.upsample_nearest{n}d.vec": _upsample for n in (1, 2, 3)},
     **{f"aten.upsample_{kind}.vec": _interpolate for kind in ("linear1d", "bilinear2d", "trilinear3d")},
+    **{f"aten.arange.{name}": _positions for name in ("default", "start", "start_step")},
+    "aten.upsample_bicubic2d.vec": partial(_interpolate, kind="cubic"),
     "aten.embedding.default": _embedding,
     "aten.index.Tensor": _index,
     "aten.index_select.default": _index_select,

@@ -140,7 +140,7 @@ class _Writer(StreamSections):
             blocks = (self.by_columns or self.planes is not None) and i == 0
             lines += fold(reduction.op, ("First", "Second")[i], compute, result, blocks=blocks).split("\n")
             compute = compute_type((tail.root if tail else reduction.node).dtype)
-        row_of = [*fill(ROW_OF), ""] if s.weights else []
+        row_of = [*fill(ROW_OF), ""] if s.looks_up else []
         values = [*row_of, *self.values.counted(), *self.values.text(), ""]
         finish = [line for i in range(len(s.folds)) for line in [*self._finish(i), ""]]
         lines += [*finish, *values] if self.planes else [*values, *finish]
@@ -151,7 +151,7 @@ class _Writer(StreamSections):
         else:
             body = self._flat() if not s.folds else self._parted() if self.parted else self._direct()
         names = ", ".join([*self.names.values(), *self.numbers()])
-        status = ["return d.outside;"] if s.weights else []
+        status = ["return d.outside;"] if s.looks_up else []
         lines += function(self._head(), [f"const Data d{{{names}}};", *body, *status])
         return source(self.about(), self.name, lines)
 
@@ -171,7 +171,7 @@ class _Writer(StreamSections):
         pointers = [f"const {ELEMENT[t.dtype]}* {name}" for t, name in self.names.items()]
         pointers += [f"double* {n}" for n in self._scratch_names()] + [f"{ELEMENT[self.s.root.dtype]}* out"]
         numbers = [f"index_t {n}" for n in (*self.numbers(), *(["parts"] if self.parted else []))]
-        return f'extern "C" {"int" if self.s.weights else "void"} {self.name}', [*pointers, *numbers, "int threads"]
+        return f'extern "C" {"int" if self.s.looks_up else "void"} {self.name}', [*pointers, *numbers, "int threads"]
 
     def _finish(self, i: int) -> Lines:
         """The function that finishes a reduction: its result, and what follows it."""

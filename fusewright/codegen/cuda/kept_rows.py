@@ -93,7 +93,7 @@ class _Rows(TeamWriter):
         return f"rows that are kept, {super().about()}"
 
     def _functions(self) -> Iterator[Lines]:
-        yield fill(stream_text.ROW_OF) if self.s.weights else []
+        yield fill(stream_text.ROW_OF) if self.s.looks_up else []
         yield self._joining()
         yield self._entry_values()
         for i, p in enumerate(self.k.passes):

@@ -36,6 +36,7 @@ from fusewright.schedule.rearrangement import (
     Summed,
     Value,
     always,
+    below,
     call_length,
     is_whole,
 )
@@ -117,6 +118,13 @@ class Pace:
         """Whether neighbours lie side by side, from a multiple on."""
         return self.of(load.address) == 1 and self.begins(load.address)
 
+    def lies_two_apart(self, load: Load) -> bool:
+        """Whether neighbours lie two apart, from a multiple of all that lies there on, or from the next."""
+        whole, index = 2 * self.values, load.address
+        if self.of(index) != 2 or index.constant % whole > 1 or not is_whole(load.tensor, whole):
+            return False
+        return all(n % whole == 0 or (n % 2 == 0 and self.of_digit(d) == 1) for n, d in index.terms)
+
     def may_be_a_group(self, value: Value) -> bool:
         """Whether neighbours always are of the same part."""
         match value:
@@ -128,7 +136,7 @@ class Pace:
                 alike = (self._is_alike(index, (length,)) for index, length in value.inside)
                 return all(alike) and self.may_be_a_group(value.value)
             case Between():
-                return self.may_be_a_group(value.ahead) and self.may_be_a_group(value.next)
+                return all(map(self.may_be_a_group, value.taps))
             case Summed():
                 return all(map(self.may_be_a_group, value.parts))
         return True
@@ -177,8 +185,12 @@ class Writer:
 
     @property
     def at_once(self) -> int:
-        """Groups that a thread has."""
-        return AT_ONCE[self.values]
+        """Groups that a thread has: of what takes sixteen loads, one."""
+        return 1 if self._has_cubics() else AT_ONCE[self.values]
+
+    def _has_cubics(self) -> bool:
+        """Whether anything is interpolated between more than two neighbours."""
+        return any(isinstance(v, Between) and len(v.taps) > 2 for v in below(self.r.value))
 
     # ---- sizes
 
@@ -207,6 +219,7 @@ class Writer:
             f"using count_t = unsigned {self.index};  // divides faster; differences below 0 are very large",
             self.constants(),
             *("", *fill(stream_text.TOOLS)),
+            *(fill(text.CUBIC) if self._has_cubics() else ()),
             *("", "// What a call passes.", "struct Data {", *indent(members), "};"),
             *("", *self.functions()),
             *("", *self.entry()),
@@ -383,9 +396,21 @@ class Values:
             name = self._fresh("x")
             element = widened(f"{name}.at[e]", t.dtype)
             return [*lines, f"const auto {name} = load<VALUES>({from_} + index_t({at}));"], element
+        if self.pace.lies_two_apart(load):
+            return self._every_other(load, known)
         declared, element = self._declared("x", t.dtype)
         lines, at = self._index(load.address, {}, each=True)
         return [declared, *self._each([*lines, f"{element} = {widened(f'{from_}[index_t({at})]', t.dtype)};"])], element
+
+    def _every_other(self, load: Load, known: dict[Any, str]) -> tuple[Lines, str]:
+        """Neighbours that lie two apart are loaded with those between, which others often want."""
+        place, t = load.address.constant % 2, load.tensor
+        base, lines = Index(load.address.terms, load.address.constant - place), list[str]()
+        if (t, base) not in known:
+            lines, at = self._index(base, known)
+            known[t, base] = self._fresh("x")
+            lines.append(f"const auto {known[t, base]} = load<2 * VALUES>(d.{self.tensors[t]} + index_t({at}));")
+        return lines, widened(f"{known[t, base]}.at[2 * e{' + 1' if place else ''}]", t.dtype)
 
     def _computed(self, value: Computed, known: dict[Any, str]) -> tuple[Lines, Lines, str]:
         """The statements that compute what pointwise operations read, those of the operations, and the result."""
@@ -417,14 +442,18 @@ class Values:
         return [*lines, *block("else", self._each([f"{to} = {outside};"]))]
 
     def _between(self, to: str, value: Between, known: dict[Any, str]) -> Lines:
-        lines, ahead = self._value(value.ahead, known)
-        more, after = self._value(value.next, known)
+        lines: Lines = []
+        taps = []
+        for tap in value.taps:
+            more, name = self._value(tap, known)
+            lines += more
+            taps.append(name)
         each = self.pace.of(value.part) != 0
         found, at = self._index(value.part, {} if each else known, each=each)
         compute, part = compute_type(value.node.dtype), self._fresh("part")
         found.append(f"const {compute} {part} = {compute}({at}) * {literal(1 / value.per, compute)};")
-        weighed = f"{to} = {ahead} * ({literal(1, compute)} - {part}) + {after} * {part};"
-        lines += more
+        weighed = f"{to} = {taps[0]} * ({literal(1, compute)} - {part}) + {taps[-1]} * {part};"
+        weighed = f"{to} = cubic({part}, {', '.join(taps)});" if len(taps) > 2 else weighed
         return [*lines, *(self._each([*found, weighed]) if each else [*found, *self._each([weighed])])]
 
     def _summed(self, to: str, value: Summed, known: dict[Any, str]) -> Lines:

@@ -71,3 +71,14 @@ $signature
     }
 }
 """
+
+CUBIC = """
+
+// What lies `t` of the way from b to c, by the cubic of PyTorch's images, whose slope at either is 3/4 of what it is
+// between the two around it.  Weights are products, which lose less than sums do.
+template <typename T> __device__ __forceinline__ T cubic(T t, T a, T b, T c, T d) {
+    const T A = T(-0.75), u = T(1) - t, outer = A * t * u;
+    const auto near = [=](T x) { return T(1) - x * x * ((A + T(3)) - (A + T(2)) * x); };
+    return a * (outer * u) + b * near(t) + c * near(u) + d * (outer * t);
+}
+"""

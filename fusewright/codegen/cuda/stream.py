@@ -214,7 +214,7 @@ class Writer(StreamSections):
     def body(self, *, tools: bool = True) -> str:
         """The text behind the primitives, without the `tools` of all streams where there are others."""
         lines = [*self._constants(), *([*fill(text.TOOLS), ""] if tools else []), *self.data(), ""]
-        lines += [*fill(text.ROW_OF), ""] if self.s.weights else []
+        lines += [*fill(text.ROW_OF), ""] if self.s.looks_up else []
         lines += [*fill(text.INDEX), ""] if "long long" in self.outputs().values() else []
         lines += self.carried()
         lines += [*fill(text.JOINED), ""] if self._joins() else []
@@ -515,7 +515,7 @@ class Writer(StreamSections):
             body += ["else", f"    {other}"]
         else:
             body += [other]
-        if self.s.weights:
+        if self.s.looks_up:
             body.append("if (d.outside) __trap();  // an index was that of no row: eager's own kernel fails as well")
         if self.refuses:
             body.append("if (d.refused) __trap();  // a number was none that there may be: so does eager's own kernel")

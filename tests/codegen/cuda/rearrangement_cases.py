@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from codegen.cuda.test_stream_kernels import inp
@@ -20,6 +21,11 @@ def cat(dim: int, *parts: Node) -> Node:
 
 def taken(x: Node, dim: int, start: int, stop: int, step: int = 1) -> Node:
     return make(ops.Slice(dim, start, stop, step), x)
+
+
+def pooled(kind: Literal["max", "min", "avg"], x: Node, *kernel: int) -> Node:
+    none, one = (0,) * len(kernel), (1,) * len(kernel)
+    return make(ops.Pool(kind, kernel, kernel, none, one), x)
 
 
 def shuffled(x: Node, groups: int) -> Node:
@@ -74,8 +80,8 @@ def resampled(x: Node, *lengths: int) -> Node:
     return make(ops.Upsample(lengths), x)
 
 
-def interpolated(x: Node, *lengths: int, aligned: bool = False) -> Node:
-    return make(ops.Interpolate(lengths, aligned), x)
+def interpolated(x: Node, *lengths: int, aligned: bool = False, kind: Literal["linear", "cubic"] = "linear") -> Node:
+    return make(ops.Interpolate(lengths, aligned, kind), x)
 
 
 def padded(x: Node, *pads: tuple[int, int, int], value: float = 0.0) -> Node:
@@ -109,6 +115,7 @@ def again(x: Node, *given: tuple[int, int]) -> Node:
 
 
 X = inp(0, 2, 8, 4, 8)
+Y = inp(0, 2, 3, 2, 4, 16)
 CASES: dict[str, Callable[[], Node]] = {
     "channels shuffled": lambda: pointwise("relu", shuffled(X, 4)),
     "channels shuffled, odd rows": lambda: pointwise("relu", shuffled(inp(0, 2, 6, 3, 5), 2)),
@@ -141,6 +148,20 @@ CASES: dict[str, Callable[[], Node]] = {
     "interpolated, corners aligned": lambda: pointwise("relu", interpolated(pointwise("tanh", X), 7, 20, aligned=True)),
     "interpolated to odd lengths": lambda: pointwise("mul", interpolated(X, 11, 13), inp(1, 8, 11, 13)),
     "interpolated to less": lambda: interpolated(inp(0, 2, 3, 9, 16), 4, 12),
+    "every other": lambda: pointwise("relu", taken(X, 3, 1, 8, 2)),
+    "every other, odd rows": lambda: pointwise("relu", taken(inp(0, 7, 15), 1, 0, 15, 2)),
+    "every other, of odd rows": lambda: pointwise("relu", taken(inp(0, 64, 17), 1, 0, 16, 2)),
+    "every other of all": lambda: pointwise("relu", taken(inp(0, 15), 0, 0, 15, 2)),
+    "pooled twice": lambda: pointwise("sub", pooled("max", X, 2, 2), pooled("min", X, 2, 2)),
+    "pooled twice, 3-d": lambda: pointwise("add", pooled("avg", Y, 1, 2, 2), pooled("max", Y, 1, 2, 2)),
+    "pooled rows": lambda: cat(1, pooled("max", inp(0, 2, 3, 48), 3), pooled("avg", inp(0, 2, 3, 48), 3)),
+    "interpolated by cubes": lambda: pointwise("clamp", interpolated(X, 8, 16, kind="cubic"), params=(0.0, 1.0)),
+    "interpolated by cubes, corners aligned": lambda: interpolated(X, 7, 20, aligned=True, kind="cubic"),
+    "interpolated by cubes to odd lengths": lambda: pointwise("tanh", interpolated(X, 11, 13, kind="cubic")),
+    "interpolated by cubes to less": lambda: interpolated(inp(0, 2, 3, 9, 17), 4, 5, kind="cubic"),
+    "interpolated by cubes along one of two": lambda: interpolated(X, 12, 8, kind="cubic"),
+    "interpolated by cubes of one": lambda: interpolated(inp(0, 2, 3, 1, 1), 3, 4, kind="cubic"),
+    "interpolated by cubes to one": lambda: interpolated(X, 1, 1, kind="cubic"),
     "interpolated along rows": lambda: pointwise("add", interpolated(inp(0, 2, 3, 8), 24), 1.0),
     "interpolated along one of two": lambda: interpolated(X, 12, 8),
     "interpolated volumes": lambda: interpolated(inp(0, 2, 3, 2, 3, 4), 4, 5, 8, aligned=True),

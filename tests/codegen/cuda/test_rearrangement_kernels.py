@@ -79,6 +79,7 @@ TYPED: dict[str, Callable[[torch.dtype], Node]] = {
     "frames": lambda t: pointwise("tanh", along(inp(0, 2, 50, dtype=t), 1, 8, 3)),
     "unfolded": lambda t: pointwise("tanh", unfolded(inp(0, 2, 3, 5, 8, dtype=t), (3, 3), (1, 1), (1, 1))),
     "folded": lambda t: folded(inp(0, 2, 27, 40, dtype=t), (5, 8), (3, 3), (1, 1), (1, 1)),
+    "interpolated by cubes": lambda t: interpolated(inp(0, 2, 3, 4, 8, dtype=t), 12, 16, kind="cubic"),
     "interpolated": lambda t: interpolated(pointwise("tanh", inp(0, 2, 3, 4, 8, dtype=t)), 12, 16),
 }  # fmt: skip
 
@@ -207,6 +208,7 @@ def test_columns_are_added_up_as_on_a_gpu() -> None:
 @pytest.mark.parametrize("name", [
     "parts of odd lengths", "rolled along rows", "padded by little", "upsampled", "frames, odd", "unfolded, in steps",
     "folded, in steps", "folded, steps and taps of no common factor", "unfolded and folded",
+    "pooled twice", "pooled rows", "every other, odd rows", "interpolated by cubes to odd lengths",
 ])  # fmt: skip
 def test_nothing_is_read_or_written_outside(name: str) -> None:
     r = found(CASES[name]())
