@@ -233,7 +233,8 @@ class _Passes:
         tuner = self.tuner
         graph = check(with_statistics(graph, tuner.prefers, self.alone, self.orders))
         tuner.prepare(graph, self.alone, self.orders)
-        return check(cut(graph, tuner, self.alone, self.orders, moves=tuner.moves))
+        lies = tuner.reads_channels_last
+        return check(cut(graph, tuner, self.alone, self.orders, moves=tuner.moves, as_it_lies=lies))
 
 
 def kernel_target(device: torch.device) -> str | None:

@@ -48,6 +48,7 @@ from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE
 from fusewright.schedule.group import Group, signature, sizes
 from fusewright.schedule.groups import cut
+from fusewright.schedule.stream import lies_in_rows
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.side_by_side import cores, side_by_side
 from fusewright.verification.asserted import OnHost
@@ -242,14 +243,24 @@ class Tuner:
         return name
 
     def _layouts(self, group: Group) -> dict[Node, str]:
-        """Of the operands that do not come contiguous: inputs, and what earlier kernels write."""
-        found = {}
-        for node in group.operands:
-            fused = self._written(node.op.name) if isinstance(node.op, Fused) else "contiguous"
-            layout = self.layouts.get(node, fused)
-            if layout != "contiguous":
-                found[node] = layout
-        return found
+        """Of the operands that do not come contiguous: inputs, what earlier kernels write, and what ATen computes."""
+        found = {node: self._layout(node) for node in group.operands}
+        return {node: layout for node, layout in found.items() if layout != "contiguous"}
+
+    def _layout(self, node: Node) -> str:
+        """How a value will lie; an image that a library gives has the format of the one that it was given."""
+        while node not in self.layouts and isinstance(node.op, ops.Conv | ops.Pool | ops.Detach):
+            node = node.arg(0)
+        if node in self.layouts:
+            return self.layouts[node]
+        if isinstance(node.op, Fused):
+            return self._written(node.op.name)
+        return "channels_last" if _shows_channels_last(node) else "contiguous"
+
+    def reads_channels_last(self, node: Node, operand: int) -> bool:
+        """Whether the kernel of a group reads an operand whose channels lie last as it lies."""
+        assert isinstance(node.op, Fused)
+        return node.op.name in self.kernels and self.kernels[node.op.name].layouts[operand] == "channels_last"
 
     def _written(self, name: str) -> str:
         """The layout of what a kernel writes, or will."""
@@ -655,6 +666,14 @@ def _random(
     if node.ndim >= 2 and not node.varies and not alike:
         drawn = (2 * drawn - 1) / max(1, prod(shape[1:])) ** 0.5
     return drawn.to(node.dtype)
+
+
+def _shows_channels_last(node: Node) -> bool:
+    """Whether this is a view of rows as an image whose channels lie last."""
+    if not isinstance(node.op, ops.Permute) or node.op.copy or node.ndim not in FORMATS["channels_last"]:
+        return False
+    first = (0, node.ndim - 1, *range(1, node.ndim - 1))
+    return node.op.dims == first and node.shape[1] != 1 and lies_in_rows(node.arg(0))
 
 
 def _dense(tensor: Tensor, layout: str | None) -> Tensor:
