@@ -64,8 +64,9 @@ class TurnedNorm:
 
 
 def of_stream(s: Stream) -> TurnedStream | None:
-    """A stream that reduces, with its operands in the other order; `None` where that is no stream, or nothing."""
-    if not s.folds or s.window is not None or s.weights or any(r.value is not r.tensor for r in s.reads):
+    """A stream with its operands in the other order; `None` where that is no stream, or nothing.  What it gives has its
+    channels last as well where nothing is reduced."""
+    if s.window is not None or s.weights or any(r.value is not r.tensor for r in s.reads):
         return None
     return _stream(s.root, s.tensors)
 
@@ -84,11 +85,14 @@ def of_range(r: RangeReduction) -> TurnedStream | None:
 def _stream(root: Node, tensors: Sequence[Node]) -> TurnedStream | None:
     images = [t for t in tensors if t.ndim in (4, 5)]
     found = turned(root, tensors, images[0].shape) if images else None
-    if found is None or (root.ndim == len(images[0].shape) and _is_image(root.shape)):
+    if found is None:
         return None
     s = stream.parse(found.root, found.users, parts=False)
     whole = isinstance(s, Stream) and s.window is None and set(s.tensors) <= found.stands.keys()
-    return TurnedStream(found, s) if whole and isinstance(s, Stream) else None
+    if not whole or not isinstance(s, Stream):
+        return None
+    moves = s.folds and root.ndim == len(images[0].shape) and _is_image(root.shape)
+    return None if moves else TurnedStream(found, s)
 
 
 def of_norm(n: Normalization) -> TurnedNorm | None:
@@ -116,6 +120,18 @@ def of_norm(n: Normalization) -> TurnedNorm | None:
         return None
     groups = op.groups if op.kind == "group" else channels
     return TurnedNorm(n, x, found, sums, channels // groups)
+
+
+def as_seen(n: Normalization, last: Collection[Node]) -> Normalization | None:
+    """A norm of what is moved as it sees that, where all of it is images whose channels lie last, seen row by row."""
+    views = {t: n.stands[t] for t in n.moved}
+    rows = all(_shows_rows(t) and t.arg(0) is x and x in last for t, x in views.items())
+    return replace(n, stands={**n.stands, **{t: t for t in views}}, moved={}) if views and rows else None
+
+
+def _shows_rows(node: Node) -> bool:
+    """Whether this is an image whose channels have become the last dimension."""
+    return isinstance(node.op, ops.Permute) and node.ndim in (4, 5) and node.op.dims == (0, *range(2, node.ndim), 1)
 
 
 def turned(root: Node, leaves: Collection[Node], shape: Sequence[Size]) -> Turned | None:

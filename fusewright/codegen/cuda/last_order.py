@@ -48,7 +48,7 @@ def of_stream(t: TurnedStream, root: Node, tensors: tuple[Node, ...], name: str,
         operands=tuple(names.values()),
         layouts=layouts(t.turned.images, tensors),
         sizes=sizes,
-        output=replace(made.output, shape=shape),
+        output=replace(made.output, shape=shape, layout="contiguous" if t.s.folds else "channels_last"),
         dtypes=tuple(n.dtype for n in tensors),
         shapes=tuple(shapes[n] for n in tensors),
     )
@@ -57,6 +57,15 @@ def of_stream(t: TurnedStream, root: Node, tensors: tuple[Node, ...], name: str,
 def layouts(images: Collection[Node], tensors: tuple[Node, ...]) -> tuple[str, ...]:
     """How a kernel has its operands, of which these `images` have their channels last."""
     return tuple("channels_last" if n in images else "contiguous" for n in tensors)
+
+
+def of_images(made: Kernel, views: tuple[Node, ...], tensors: tuple[Node, ...]) -> Kernel:
+    """The kernel `made` for views of rows, of images whose channels lie last where `tensors` are no such views."""
+    images = [i for i, (view, x) in enumerate(zip(views, tensors, strict=True)) if view is not x]
+    shapes = [(s[0], s[-1], *s[1:-1]) if i in images else s for i, s in enumerate(made.shapes)]
+    sizes = [(name, i, (0, *range(2, views[i].ndim), 1)[d] if i in images else d) for name, i, d in made.sizes]
+    lie = layouts([tensors[i] for i in images], tensors)
+    return replace(made, layouts=lie, shapes=tuple(shapes), sizes=tuple(sizes))
 
 
 def _is_turned(t: TurnedStream, node: Node) -> bool:

@@ -31,7 +31,7 @@ from fusewright.codegen.text import Lines, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.kernel import Array, Expression, Kernel, Launch
-from fusewright.schedule.last_order import of_norm
+from fusewright.schedule.last_order import as_seen, of_norm
 from fusewright.schedule.normalization import CENTER, SCALE, ChannelStatistics, Normalization
 from fusewright.schedule.rearrangement import Load, call_length
 from fusewright.schedule.stream import Stream
@@ -72,6 +72,8 @@ def options(n: Normalization, capability: int | None = None, *, last: Container[
     A device of this compute capability (times ten) may have clusters of blocks, which are the teams of long rows.
     Operands whose channels lie `last` are read so, where that can be.
     """
+    if (seen := as_seen(n, last)) is not None:
+        return [{**option, "seen": True} for option in _in_rows(seen, capability)]
     turned = of_norm(n) if last else None
     as_it_lies: list[Option] = [{"last": True}] if turned and all(i in last for i in turned.turned.images) else []
     return [*as_it_lies, *_in_rows(n, capability)]
@@ -122,10 +124,19 @@ def _teams_of_columns(s: Stream, length: int) -> list[int]:
 
 
 def kernel(
-    n: Normalization, name: str, reference: str = "", *, team: int | None = None, blocks: int = 1, last: bool = False
+    n: Normalization,
+    name: str,
+    reference: str = "",
+    *,
+    team: int | None = None,
+    blocks: int = 1,
+    last: bool = False,
+    seen: bool = False,
 ) -> Kernel:
     """The kernel of a normalisation, whose rows teams of so many threads in so many blocks keep, or nobody; or which
-    reads images whose channels lie `last`."""
+    reads images whose channels lie `last`, or what is `seen` of such."""
+    if seen and (rows := as_seen(n, n.tensors)) is not None:
+        return last_order.of_images(kernel(rows, name, reference, team=team, blocks=blocks), rows.tensors, n.tensors)
     call = _Call(n)
     kept = _KeptMoved if n.moved else _Kept
     kept = kept if n.within is not None and _is_in_rows(n.within) else _KeptColumns

@@ -1,10 +1,13 @@
-"""Models with channels-last images: norms and sums over positions read what lies so, whoever wrote it."""
+"""Models with channels-last images: kernels read what lies so, whoever wrote it, and what is to lie so they write."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
+from emulation.emulate import emulate
+from gpu_build import Weighted, as_on_a_gpu, built_for_a_gpu, emulated
 from torch import Tensor, nn
 
 from fusewright.pipeline import Built
@@ -107,3 +110,82 @@ def test_a_copy_of_the_model_s_own_stays_one() -> None:
         found = emulated(built, model, x)
     assert found[1].data_ptr() != x.data_ptr()
     torch.testing.assert_close(found[1], x.permute(0, 2, 3, 1))
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "of one": lambda x, w: (x * 2.0).relu() + 1.0,
+    "per channel": lambda x, w: x.sigmoid() * w[:, None, None] + w[None, :, None, None],
+    "of two": lambda x, w: torch.where(x > 0, x * x.cos(), -x) - w.sum(),
+    "by statistics": lambda x, w: (x - x.mean((2, 3), keepdim=True)) * w[:, None, None] + 0.5,
+    "by pixels": lambda x, w: (x - x.amax(1, keepdim=True)).exp() * 3.0,
+    "by one": lambda x, w: x * w[0] + w[1].exp(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
+    """They are written as eager writes them, in one kernel."""
+    for shape in ((3, 12, 5, 4), (2, 7, 3, 5), (2, 8, 3, 2, 3)):
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        x = drawn.contiguous(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}[len(shape)])
+        if len(shape) == 5 and name in ("per channel", "by statistics"):
+            continue
+        model = Weighted(FUNCTIONS[name], shape[1]).to(dtype)
+        built = built_for_a_gpu(monkeypatch, model, x)
+        last = built.program.kernels[-1]
+        assert last.layouts[0] == last.output.layout == "channels_last"
+        for given in (x, x[:1]):
+            found, want = emulated(built, model, given), model(given).detach()
+            limit = 2e-2 if dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(found, want, rtol=limit, atol=limit)
+            assert found.stride() == want.stride() or given is not x
+
+
+def test_functions_of_images_that_lie_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one says how the result lies: no kernel reads the other across its rows."""
+
+    def both(x: Tensor, w: Tensor) -> Tensor:
+        return (x + w).relu() * w
+
+    model, x = Weighted(both, 2, 8, 5, 4), image(2, 8, 5, 4)
+    assert not layouts(built_for_a_gpu(monkeypatch, model, x))
+    rows = built_for_a_gpu(monkeypatch, model, x.contiguous())
+    assert [k.output.layout for k in rows.program.kernels] == ["contiguous"]
+
+
+def test_a_view_of_rows_is_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was computed row by row, and is seen with its channels first, is not copied to be added."""
+
+    class Block(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = torch.softmax(x.permute(0, 2, 3, 1), -1)
+            return torch.relu(x - rows.permute(0, 3, 1, 2))
+
+    x = image(2, 40, 9, 11)
+    built = built_for_a_gpu(monkeypatch, Block(), x)
+    softmax, difference = built.program.kernels
+    assert softmax.layouts == ("channels_last",)
+    assert difference.layouts == ("channels_last",) * 2 and difference.output.layout == "channels_last"
+    torch.testing.assert_close(emulated(built, Block(), x), Block()(x), check_stride=True)
+
+
+def test_a_norm_of_rows_that_a_library_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in networks whose norms are over channels: nothing is turned, for it lies so."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.depth, self.norm = nn.Conv2d(96, 96, 3, padding=1, groups=96), nn.LayerNorm(96)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.norm(self.depth(x).permute(0, 2, 3, 1))
+            return y
+
+    model, x = Block().to(memory_format=torch.channels_last), image(2, 96, 7, 5)
+    built = built_for_a_gpu(monkeypatch, model, x, kernels="auto")
+    assert layouts(built)["fused_layernorm"] == ("channels_last", "contiguous", "contiguous")
+    (kernel,) = built.program.kernels
+    operands = (model.depth(x), model.norm.bias, model.norm.weight)
+    found = emulate(kernel, *(t.detach() for t in operands))
+    torch.testing.assert_close(found, model(x).detach(), rtol=1e-5, atol=1e-5)
