@@ -253,11 +253,12 @@ class Tuner:
 
     def _layout(self, node: Node) -> str:
         """How a value will lie."""
-        if node in self.layouts or isinstance(node.op, Fused):
-            return self.layouts[node] if node in self.layouts else self._written(node.op.name)
-        return (
-            "channels_last" if node.varies and self._lies_last(node) else "contiguous"
-        )  # kernels want weights in rows
+        if node in self.layouts:
+            return self.layouts[node]
+        if isinstance(node.op, Fused):
+            return self._written(node.op.name)
+        # Kernels want weights in rows.
+        return "channels_last" if node.varies and self._lies_last(node) else "contiguous"
 
     def _lies_last(self, node: Node) -> bool:
         """Whether a value has its channels last where what ATen computes, and kernels, lies as is planned."""

@@ -142,12 +142,8 @@ def _fused(node: Node, index: int, known: Mapping[Node, Order], kernels: bool) -
 def _is_of_images(result: Node, inside: Mapping[Node, Order]) -> bool:
     """Whether a GPU's kernel computes images elementwise of such whose channels lie last, and of what lies the same in
     both orders."""
-    whole = result.ndim in (4, 5) and result.device.type != "cpu"
-    if (
-        not whole
-        or _is_alike(result, result.ndim)
-        or any(not isinstance(n.op, (*_ELEMENTWISE, ops.Input)) for n in inside)
-    ):
+    whole = result.ndim in (4, 5) and result.device.type != "cpu" and not _is_alike(result, result.ndim)
+    if not whole or any(not isinstance(n.op, (*_ELEMENTWISE, ops.Input)) for n in inside):
         return False
     operands = [n for n in inside if isinstance(n.op, ops.Input)]
     images = [n for n in operands if n.shape == result.shape]

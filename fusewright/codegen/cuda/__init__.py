@@ -362,10 +362,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
     reference = reference_text(group)
     if "last" in option and (turned := _turned(group.record)) is not None:
         return last_order.of_stream(turned, group.root, group.operands, name, reference)
-    if group.family != "normalization":
-        option = {
-            key: value for key, value in option.items() if key != "last"
-        }  # of other sizes, nothing lies otherwise
+    if group.family != "normalization":  # at other sizes, nothing may lie otherwise than in rows
+        option = {key: value for key, value in option.items() if key != "last"}
     match group.family:
         case "contraction" if "direct" in option:
             return direct.generate(group.record, DirectTile(**option["direct"]), name, reference)

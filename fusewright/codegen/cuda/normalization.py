@@ -8,7 +8,7 @@ kept   a team of threads keeps a row, or some columns side by side, in registers
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -66,7 +66,7 @@ PARTS = "parts_of_rows"
 Option = dict[str, Any]
 
 
-def options(n: Normalization, capability: int | None = None, *, last: Container[Node] = ()) -> list[Option]:
+def options(n: Normalization, capability: int | None = None, *, last: Collection[Node] = ()) -> list[Option]:
     """Ways to compute a normalisation, best estimate first: by teams that keep a row or some columns, and apart.
 
     A device of this compute capability (times ten) may have clusters of blocks, which are the teams of long rows.
