@@ -189,3 +189,18 @@ def test_a_norm_of_rows_that_a_library_gives(monkeypatch: pytest.MonkeyPatch) ->
     operands = (model.depth(x), model.norm.bias, model.norm.weight)
     found = emulate(kernel, *(t.detach() for t in operands))
     torch.testing.assert_close(found, model(x).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_several_results(monkeypatch: pytest.MonkeyPatch, keepdim: bool) -> None:
+    """Reductions of the same images are one pass over them as they lie."""
+
+    class Both(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.mean((2, 3), keepdim) * 2.0, x.relu().amax((2, 3), keepdim)
+
+    x = image(2, 12, 130, 131)
+    (kernel,) = built_for_a_gpu(monkeypatch, Both(), x).program.kernels
+    assert kernel.layouts == ("channels_last",) and len(kernel.results) == 2
+    for found in emulate(kernel, x):
+        assert any(torch.allclose(found, want, rtol=1e-5, atol=1e-6) for want in Both()(x))

@@ -16,10 +16,11 @@ from fusewright.ir import ops
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node, make, remade, topological
 from fusewright.ir.ops import Size
-from fusewright.schedule import stream
+from fusewright.schedule import several_folds, stream
 from fusewright.schedule.chain import POINTWISE, Users
 from fusewright.schedule.normalization import HELD, VARIANCE, Normalization
 from fusewright.schedule.range_sums import RangeReduction
+from fusewright.schedule.several_folds import SeveralFolds
 from fusewright.schedule.stream import Stream, Tree
 
 
@@ -27,16 +28,23 @@ from fusewright.schedule.stream import Stream, Tree
 class Turned:
     """Values in the other order.
 
-    root    the last one
+    of      what has become of each
+    roots   the results
     stands  what its operands stand for
     images  those of these that lie otherwise than row by row
     users   of all its nodes
     """
 
-    root: Node
+    of: Mapping[Node, Node]
+    roots: tuple[Node, ...]
     stands: Mapping[Node, Node]
     images: tuple[Node, ...]
     users: Users
+
+    @property
+    def root(self) -> Node:
+        """The only result, or the first one."""
+        return self.roots[0]
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,19 @@ class TurnedStream:
 
     turned: Turned
     s: Stream
+
+
+@dataclass(frozen=True)
+class TurnedFolds:
+    """Several reductions of such images."""
+
+    turned: Turned
+    several: SeveralFolds
+
+    @property
+    def s(self) -> Stream:
+        """The stream of all of them."""
+        return self.several.within
 
 
 @dataclass(frozen=True)
@@ -66,9 +87,12 @@ class TurnedNorm:
 def of_stream(s: Stream) -> TurnedStream | None:
     """A stream with its operands in the other order; `None` where that is no stream, or nothing.  What it gives has its
     channels last as well where nothing is reduced."""
-    if s.window is not None or s.weights or any(r.value is not r.tensor for r in s.reads):
-        return None
-    return _stream(s.root, s.tensors)
+    return _stream(s.root, s.tensors) if _is_plain(s) else None
+
+
+def _is_plain(s: Stream) -> bool:
+    """Whether all tensors are read as they are, element by element."""
+    return s.window is None and not s.weights and all(r.value is r.tensor for r in s.reads)
 
 
 def of_range(r: RangeReduction) -> TurnedStream | None:
@@ -83,16 +107,36 @@ def of_range(r: RangeReduction) -> TurnedStream | None:
 
 
 def _stream(root: Node, tensors: Sequence[Node]) -> TurnedStream | None:
+    found = _turned([root], tensors)
+    s = "" if found is None else stream.parse(found.root, found.users, parts=False)
+    if found is None or not isinstance(s, Stream) or s.window is not None or not _reads_all(s, found):
+        return None
+    return None if s.folds and _is_image(root) else TurnedStream(found, s)
+
+
+def of_folds(s: SeveralFolds) -> TurnedFolds | None:
+    """The same of several reductions."""
+    found = _turned(s.results, s.tensors) if _is_plain(s.within) else None
+    if found is None or any(map(_is_image, s.results)):
+        return None
+    if s.tails:
+        results, reductions = [found.of[r] for r in s.results], [found.of[f.node] for f in s.folds]
+        several = several_folds.side_by_side(results, reductions, found.users)
+    else:
+        several = several_folds.parse(found.root, found.users)
+    whole = isinstance(several, SeveralFolds) and _reads_all(several.within, found)
+    return TurnedFolds(found, several) if whole and isinstance(several, SeveralFolds) else None
+
+
+def _turned(roots: Sequence[Node], tensors: Sequence[Node]) -> Turned | None:
+    """`turned`, by the first image."""
     images = [t for t in tensors if t.ndim in (4, 5)]
-    found = turned(root, tensors, images[0].shape) if images else None
-    if found is None:
-        return None
-    s = stream.parse(found.root, found.users, parts=False)
-    whole = isinstance(s, Stream) and s.window is None and set(s.tensors) <= found.stands.keys()
-    if not whole or not isinstance(s, Stream):
-        return None
-    moves = s.folds and root.ndim == len(images[0].shape) and _is_image(root.shape)
-    return None if moves else TurnedStream(found, s)
+    return turned(roots, tensors, images[0].shape) if images else None
+
+
+def _reads_all(s: Stream, found: Turned) -> bool:
+    """Whether a stream reads each operand once."""
+    return set(s.tensors) == found.stands.keys() and len({*found.stands.values()}) == len(found.stands)
 
 
 def of_norm(n: Normalization) -> TurnedNorm | None:
@@ -104,7 +148,7 @@ def of_norm(n: Normalization) -> TurnedNorm | None:
         return None
     x = next((t for t in before.leaves if n.stands.get(t) is n.norm.arg(0)), n.norm.arg(0))
     below = {leaf for leaf in before.leaves if leaf in topological([x])}
-    found = turned(x, tuple(below), n.norm.shape)
+    found = turned([x], tuple(below), n.norm.shape)
     if found is None:
         return None
     above = {a for node in topological([before.root], {x, *before.leaves}) for a in node.inputs}
@@ -134,20 +178,22 @@ def _shows_rows(node: Node) -> bool:
     return isinstance(node.op, ops.Permute) and node.ndim in (4, 5) and node.op.dims == (0, *range(2, node.ndim), 1)
 
 
-def turned(root: Node, leaves: Collection[Node], shape: Sequence[Size]) -> Turned | None:
-    """`root`, computed from `leaves` of which images have this shape; `None` where there are no such, or where others
+def turned(roots: Sequence[Node], leaves: Collection[Node], shape: Sequence[Size]) -> Turned | None:
+    """`roots`, computed from `leaves` of which images have this shape; `None` where there are no such, or where others
     would have to be copied."""
     turning = _Turning(tuple(shape), frozenset(leaves))
-    for node in topological([root], leaves):
+    for node in topological(roots, leaves):
         found = node if isinstance(node.op, ops.Number) else turning.computed(node)
         if found is None:
             return None
         turning.of[node] = found
-    last = turning.of[root] if root not in leaves else turning.operand(root, root.ndim)
-    if last is None or not turning.images:
+    last = [turning.of[root] if root not in leaves else turning.operand(root, root.ndim) for root in roots]
+    whole = [root for root in last if root is not None]
+    if len(whole) < len(last) or not turning.images:
         return None
-    users = Counter(a for node in topological([last]) for a in node.inputs)
-    return Turned(last, turning.stands, tuple(turning.images), users | Counter(dict.fromkeys(turning.stands, HELD)))
+    users = Counter([*whole, *(a for node in topological(whole) for a in node.inputs)])
+    users |= Counter(dict.fromkeys(turning.stands, HELD))
+    return Turned(turning.of, tuple(whole), turning.stands, tuple(turning.images), users)
 
 
 @dataclass
@@ -204,6 +250,6 @@ class _Turning:
         return make(replace(op, dims=tuple(sorted(place[d] for d in op.dims))), *args, where=node.where)
 
 
-def _is_image(shape: Sequence[Size]) -> bool:
+def _is_image(node: Node) -> bool:
     """Whether channels and positions are several, and elements change places."""
-    return shape[1] != 1 and any(n != 1 for n in shape[2:])
+    return node.ndim in (4, 5) and node.shape[1] != 1 and any(n != 1 for n in node.shape[2:])

@@ -45,7 +45,7 @@ from fusewright.schedule.direct_taps import TapTile
 from fusewright.schedule.direct_taps import shortlist as by_taps
 from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.kept_rows import KeptRows
-from fusewright.schedule.last_order import TurnedStream, of_range, of_stream
+from fusewright.schedule.last_order import TurnedFolds, TurnedStream, of_folds, of_range, of_stream
 from fusewright.schedule.matmul import Extent, Linear, MatmulTile
 from fusewright.schedule.matmul import seconds as matmul_seconds
 from fusewright.schedule.matmul import tiles as matmul_tiles
@@ -56,6 +56,7 @@ from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.range_walks import Walk, ahead, walks
 from fusewright.schedule.rearrangement import Rearrangement
 from fusewright.schedule.scan import Scan
+from fusewright.schedule.several_folds import SeveralFolds
 from fusewright.schedule.stream import Stream, parse
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
@@ -164,9 +165,11 @@ def _as_they_lie(record: Any, last: Sequence[Node]) -> list[Option]:
     return [{"last": True}] if found is not None and all(i in last for i in found.turned.images) else []
 
 
-def _turned(record: Any) -> TurnedStream | None:
+def _turned(record: Any) -> TurnedStream | TurnedFolds | None:
     if isinstance(record, RangeReduction):
         return of_range(record)
+    if isinstance(record, SeveralFolds):
+        return of_folds(record)
     return of_stream(record) if isinstance(record, Stream) else None
 
 
@@ -361,7 +364,7 @@ def _waits(source: str, entry: str) -> bool:
 def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = reference_text(group)
     if "last" in option and (turned := _turned(group.record)) is not None:
-        return last_order.of_stream(turned, group.root, group.operands, name, reference)
+        return replace(last_order.of_stream(turned, group.operands, name), reference=reference)
     if group.family != "normalization":  # at other sizes, nothing may lie otherwise than in rows
         option = {key: value for key, value in option.items() if key != "last"}
     match group.family:

@@ -13,7 +13,7 @@ from math import gcd, prod
 
 from fusewright.codegen.cpp import compute_type
 from fusewright.codegen.cuda import last_order_text as text
-from fusewright.codegen.cuda import normalization_text, stream_text
+from fusewright.codegen.cuda import normalization_text, several_folds, stream_text
 from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.stream import THREADS, Writer, WriterOfSeveral
 from fusewright.codegen.cuda.stream_values import Widths, decode, for_each, tree
@@ -23,7 +23,7 @@ from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch, ceil_div
-from fusewright.schedule.last_order import TurnedNorm, TurnedStream
+from fusewright.schedule.last_order import TurnedFolds, TurnedNorm, TurnedStream
 from fusewright.schedule.normalization import SCALE
 
 # Channels of a tile at most, by the bytes of an element: a sector of memory, or several, at each position.
@@ -31,26 +31,33 @@ MOST_CHANNELS = {2: 64, 4: 32, 8: 16}
 # Elements of a tile, by the same: each thread reads 16 bytes twice.
 TILE = {2: 4096, 4: 2048, 8: 1024}
 
+Reduction = TurnedStream | TurnedFolds
+
 # The array of parts of sums; what follows may have one of its own.
 PARTS = "parts_of_channels"
 
 
-def of_stream(t: TurnedStream, root: Node, tensors: tuple[Node, ...], name: str, reference: str = "") -> Kernel:
-    """The kernel of a stream that ends in `root` and reads these `tensors`."""
-    names = {real: f"p{i}" if i else "x" for i, real in enumerate(tensors)}
+def of_stream(t: Reduction, tensors: tuple[Node, ...], name: str) -> Kernel:
+    """The kernel of a stream, or of several reductions, that reads these `tensors`."""
+    made = Writer(t.s, name).kernel("") if isinstance(t, TurnedStream) else several_folds.kernel(t.several, name)
     stands = t.turned.stands
-    made = Writer(t.s, name, {s: names[stands[s]] for s in t.s.tensors}).kernel(reference)
-    shapes = {stands[s]: _as_first(t, s, shape) for s, shape in zip(t.s.tensors, made.shapes, strict=True)}
-    sizes = tuple(_read_off(t, tensors, *named) for named in made.sizes)
-    shape = _as_first(t, t.s.root, made.output.shape) if root.shape != t.s.root.shape else made.output.shape
+    place = {stands[s]: i for i, s in enumerate(t.s.tensors)}
+    order = [place[x] for x in tensors]
+    shapes = [_as_first(t, s, shape) for s, shape in zip(t.s.tensors, made.shapes, strict=True)]
+    layout = "contiguous" if t.s.folds else "channels_last"
+    output, *also = (
+        replace(a, shape=_as_first(t, root, a.shape), layout=layout)
+        for a, root in zip(made.results, t.turned.roots, strict=True)
+    )
     return replace(
         made,
-        operands=tuple(names.values()),
+        operands=tuple(made.operands[i] for i in order),
         layouts=layouts(t.turned.images, tensors),
-        sizes=sizes,
-        output=replace(made.output, shape=shape, layout="contiguous" if t.s.folds else "channels_last"),
+        sizes=tuple(_read_off(t, tensors, *named) for named in made.sizes),
+        output=output,
+        also=tuple(also),
         dtypes=tuple(n.dtype for n in tensors),
-        shapes=tuple(shapes[n] for n in tensors),
+        shapes=tuple(shapes[i] for i in order),
     )
 
 
@@ -68,13 +75,13 @@ def of_images(made: Kernel, views: tuple[Node, ...], tensors: tuple[Node, ...]) 
     return replace(made, layouts=lie, shapes=tuple(shapes), sizes=tuple(sizes))
 
 
-def _is_turned(t: TurnedStream, node: Node) -> bool:
+def _is_turned(t: Reduction, node: Node) -> bool:
     """Whether what stands for an operand, or a result, has its dimensions in the other order."""
     real = t.turned.stands.get(node)
     return node.ndim == t.s.value.ndim and (real is None or real.shape != node.shape or real in t.turned.images)
 
 
-def _as_first(t: TurnedStream, node: Node, shape: tuple[Expression, ...]) -> tuple[Expression, ...]:
+def _as_first(t: Reduction, node: Node, shape: tuple[Expression, ...]) -> tuple[Expression, ...]:
     """The shape of an operand, or of a result, with its channels first."""
     real = t.turned.stands.get(node)
     if not _is_turned(t, node):
@@ -83,7 +90,7 @@ def _as_first(t: TurnedStream, node: Node, shape: tuple[Expression, ...]) -> tup
     return found if real is None else found[len(found) - real.ndim :]
 
 
-def _read_off(t: TurnedStream, tensors: tuple[Node, ...], size: str, i: int, d: int) -> tuple[str, int, int]:
+def _read_off(t: Reduction, tensors: tuple[Node, ...], size: str, i: int, d: int) -> tuple[str, int, int]:
     """Where a call shows a size."""
     stand_in = t.s.tensors[i]
     real = t.turned.stands[stand_in]

@@ -228,3 +228,27 @@ def test_compiles_without_spills(arch: str) -> None:
     for root in roots:
         taken = nvrtc.resources(nvrtc.compile(made(root)[1].source, arch)).values()
         assert all(t.stack <= 8 for t in taken), (root, taken)  # two numbers, for a fourth block of 64 registers
+
+
+def both(x: Node, *dims: int, keepdim: bool = False) -> Node:
+    return pointwise("mul", fold(x, "mean", *dims, keepdim=keepdim), fold(x, "max", *dims, keepdim=keepdim))
+
+
+LARGE = inp(0, 2, 6, 130, 131)
+SEVERAL: dict[str, Callable[[], Node]] = {
+    "one of both": lambda: both(LARGE, 2, 3),
+    "of volumes": lambda: both(inp(0, 2, 8, 30, 40, 15), 2, 3, 4),
+    "in half precision": lambda: both(inp(0, 2, 24, 130, 129, dtype=BF16), 2, 3),
+    "of two images": lambda: pointwise(
+        "div",
+        fold(pointwise("mul", LARGE, inp(1, 2, 6, 130, 131)), "sum", 1, 2, 3),
+        fold(pointwise("square", LARGE), "sum", 1, 2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_reductions(name: str) -> None:
+    root = SEVERAL[name]()
+    assert group_of(root).family == "several reductions"
+    check(root, order=ORDERS[zlib.crc32(name.encode()) % len(ORDERS)], ulps=2 if root.dtype == BF16 else 8)
