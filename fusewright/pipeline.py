@@ -144,9 +144,10 @@ def build(
     rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing, alone=alone)
     check(rewritten.graph)
     layouts = {node: layout_of(tensor) for node, tensor in zip(rewritten.graph.inputs, tensors, strict=True)}
-    how: dict[str, Any] = {"progress": progress, "wishes": wishes, "ways": {} if ways is None else ways}
-    tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, **how)
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
+    how: dict[str, Any] = {"progress": progress, "wishes": wishes, "ways": {} if ways is None else ways}
+    how |= {"layouts": layouts, "orders": orders, "remembered": decisions or {}}
+    tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, **how)
     final, turned, batches, multiplied = rewritten.graph, 0, 0, 0
     if last:
         final, turned = channels_last(final, orders)
@@ -233,7 +234,8 @@ class _Passes:
         tuner = self.tuner
         graph = check(with_statistics(graph, tuner.prefers, self.alone, self.orders))
         tuner.prepare(graph, self.alone, self.orders)
-        return check(cut(graph, tuner, self.alone, self.orders, moves=tuner.moves))
+        lies = tuner.reads_channels_last
+        return check(cut(graph, tuner, self.alone, self.orders, moves=tuner.moves, as_it_lies=lies))
 
 
 def kernel_target(device: torch.device) -> str | None:

@@ -31,7 +31,7 @@ from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.intervals import interval
-from fusewright.ir.memory_order import Order, order_of
+from fusewright.ir.memory_order import Order, last_order, lies_last, order_of
 from fusewright.ir.node import Graph, Node
 from fusewright.ir.pointwise import Interval
 from fusewright.kernel import Kernel
@@ -48,6 +48,7 @@ from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE
 from fusewright.schedule.group import Group, signature, sizes
 from fusewright.schedule.groups import cut
+from fusewright.schedule.stream import Stream
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.side_by_side import cores, side_by_side
 from fusewright.verification.asserted import OnHost
@@ -142,12 +143,14 @@ class Tuner:
     hints       values of the batch symbols
     tf32        whether float32 convolutions, and matmuls, may use tf32
     layouts     of the graph's inputs, as `fusewright.kernel.Kernel.layouts` has them (contiguous where not named)
+    orders      of what else the graph starts from, where it does not lie row by row
     remembered  `decisions` of another build, taken over without measuring (for the same model at other sizes)
     ways        those that other builds of the same model found, and this one finds
     known       decisions by kind and sizes, for what a model computes more than once
     twins       names of kernels by form and tiles, for the same reason
     builds      of kernels that were begun ahead, by kind and sizes
     expected    layouts of what kernels will write, by the names that groups have while all are looked for
+    lying       orders of values that were asked for
 
     To end before its pool or softmax is an option of a group like its tiles, and what it leaves is decided like any
     other group.
@@ -159,6 +162,7 @@ class Tuner:
     tf32: tuple[bool, bool]
     measure: bool = True
     layouts: Mapping[Node, str] = field(default_factory=dict)
+    orders: Mapping[Node, Order] = field(default_factory=dict)
     remembered: Mapping[str, Decision] = field(default_factory=dict)
     progress: Callable[[str], None] = lambda _: None
     wishes: Wishes = NO_WISHES
@@ -171,6 +175,7 @@ class Tuner:
     twins: dict[tuple[Form, str], str] = field(default_factory=dict)
     builds: dict[str, list[Build]] = field(default_factory=dict)
     expected: dict[str, str] = field(default_factory=dict)
+    lying: dict[Node, Order] = field(default_factory=dict)
     builders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_at_once(), initializer=_give_way))
     started: float = field(default_factory=time.monotonic)
 
@@ -242,14 +247,30 @@ class Tuner:
         return name
 
     def _layouts(self, group: Group) -> dict[Node, str]:
-        """Of the operands that do not come contiguous: inputs, and what earlier kernels write."""
-        found = {}
-        for node in group.operands:
-            fused = self._written(node.op.name) if isinstance(node.op, Fused) else "contiguous"
-            layout = self.layouts.get(node, fused)
-            if layout != "contiguous":
-                found[node] = layout
-        return found
+        """Of the operands that do not come contiguous: inputs, what earlier kernels write, and what ATen computes."""
+        found = {node: self._layout(node) for node in group.operands}
+        return {node: layout for node, layout in found.items() if layout != "contiguous"}
+
+    def _layout(self, node: Node) -> str:
+        """How a value will lie."""
+        if node in self.layouts:
+            return self.layouts[node]
+        if isinstance(node.op, Fused):
+            return self._written(node.op.name)
+        # Kernels want weights in rows.
+        return "channels_last" if node.varies and self._lies_last(node) else "contiguous"
+
+    def _lies_last(self, node: Node) -> bool:
+        """Whether a value has its channels last where what ATen computes, and kernels, lies as is planned."""
+        if node.ndim not in FORMATS["channels_last"]:
+            return False
+        images = {n: last_order(n) for n, layout in self.layouts.items() if layout == "channels_last"}
+        return lies_last(node, {**self.orders, **images}, self.lying)
+
+    def reads_channels_last(self, node: Node, operand: int) -> bool:
+        """Whether the kernel of a group reads an operand whose channels lie last as it lies."""
+        assert isinstance(node.op, Fused)
+        return node.op.name in self.kernels and self.kernels[node.op.name].layouts[operand] == "channels_last"
 
     def _written(self, name: str) -> str:
         """The layout of what a kernel writes, or will."""
@@ -333,7 +354,7 @@ class Tuner:
         layout = "contiguous" if part.option is None else self._kernel(y, y.name, part.option).output.layout
         lies = _dense(torch.empty(sizes(y.root, self.hints), device="meta"), layout)
         given: dict[str, Any] = {"layouts": {rest.inputs[0]: layout}, "remembered": {}, "wishes": NO_WISHES}
-        alone = replace(self, decisions={}, kernels={}, twins={}, choices=[], **given)
+        alone = replace(self, decisions={}, kernels={}, twins={}, choices=[], orders={}, lying={}, **given)
         timed: set[Node] = set()
 
         def decide(found: Group) -> Node | None:
@@ -394,7 +415,11 @@ class Tuner:
         how: dict[str, Any] = {"tf32": self._rounds(group), "capability": capability}
         pooled = group.shorter is not None and not self.wishes.single
         early = target.early(group, self.hints, layouts, **how) if pooled else math.inf
-        return Ways(tuple(target.options(group, self.hints, layouts, **how)), early)
+        found = target.options(group, self.hints, layouts, **how)
+        if isinstance(group.record, Stream) and not group.record.folds:  # it is written as is planned
+            last = self._lies_last(group.fused(""))
+            found = [option for option in found if ("last" in option) == last]
+        return Ways(tuple(found), early)
 
     def prepare(self, graph: Graph, alone: Callable[[Node], bool], orders: Mapping[Node, Order]) -> None:
         """Before `graph` is cut: finds the ways to cut all its groups side by side, and begins to build their kernels.
@@ -428,10 +453,10 @@ class Tuner:
             if group.root.device != self.device:
                 return None
             name = f"{group.name}_{len(found)}"
-            last = group.root.ndim in FORMATS["channels_last"] and "channels_last" in self._layouts(group).values()
-            self.expected[name] = "channels_last" if last else "contiguous"
             found.append(group)
-            return group.fused(name)
+            node = group.fused(name)
+            self.expected[name] = "channels_last" if self._lies_last(node) else "contiguous"
+            return node
 
         cut(graph, decide, alone, orders, moves=self.moves)
         return found

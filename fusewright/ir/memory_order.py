@@ -30,7 +30,7 @@ def order_of(tensor: Tensor, node: Node | None = None) -> Order:
     value = tensor if node is None else node
     rows = rows_of(value)
     if _has_last_channel(tensor):
-        return _last(value)
+        return last_order(value)
     if tensor.is_contiguous():
         return (*rows, _UNKNOWN) if _is_ambiguous(tensor) else rows
     moving = tuple(d for d in rows if tensor.stride(d))
@@ -64,7 +64,7 @@ def is_in_rows(tensor: Tensor) -> bool:
 
 def is_channels_last(tensor: Tensor) -> bool:
     """Whether an image lies in that order, and not row by row."""
-    return not is_in_rows(tensor) and order_of(tensor) == _last(tensor)
+    return not is_in_rows(tensor) and order_of(tensor) == last_order(tensor)
 
 
 def output_orders(
@@ -82,6 +82,15 @@ def output_orders(
 def lie_alike(graph: Graph, other: Graph, given: Mapping[Node, Order]) -> bool:
     """Whether eager's outputs of two graphs lie alike in memory; `given` as `output_orders` has it."""
     return output_orders(graph, given, kernels=False) == output_orders(other, given, kernels=False)
+
+
+def lies_last(node: Node, given: Mapping[Node, Order], known: dict[Node, Order]) -> bool:
+    """Whether a value has its channels last where kernels run, and not row by row; `given` and `known` as above."""
+    known.update((n, order) for n, order in given.items() if n not in known)
+    for each in topological([node], known):
+        result = _result(each)
+        known[each] = _order(each, known) if result is None else _fused(*result, known, True)
+    return known[node] == last_order(node) != rows_of(node)
 
 
 def follows_inputs(graph: Graph) -> bool:
@@ -109,7 +118,8 @@ def _result(node: Node) -> tuple[Node, int] | None:
 
 
 def _fused(node: Node, index: int, known: Mapping[Node, Order], kernels: bool) -> Order:
-    """Kernels write row by row, but for positions of a convolution, in the format of an input or of another kernel."""
+    """Kernels write row by row, but for positions of a convolution, and functions of images, in the format of an input
+    or of what was computed before."""
     assert isinstance(node.op, Fused)
     inside: dict[Node, Order] = {}
     result = node.op.bodies[index]
@@ -119,11 +129,36 @@ def _fused(node: Node, index: int, known: Mapping[Node, Order], kernels: bool) -
             inside[inner] = _order(inner, inside)
             continue
         operand = node.arg(inner.op.index)
-        kept = not kernels or isinstance(operand.op, ops.Input) or _result(operand) is not None
+        kept = not kernels or operand.varies  # kernels want weights in rows
         inside[inner] = known[operand] if kept else rows_of(operand)
     order = inside[result]
+    if not kernels:
+        return order
     convolves = any(isinstance(n.op, ops.Conv) for n in nodes)
-    return order if not kernels or (convolves and order == _last(result)) else rows_of(result)
+    kept = convolves or (len(node.op.bodies) == 1 and _is_of_images(result, inside))
+    return order if kept and order == last_order(result) else rows_of(result)
+
+
+def _is_of_images(result: Node, inside: Mapping[Node, Order]) -> bool:
+    """Whether a GPU's kernel computes images elementwise of such whose channels lie last, and of what lies the same in
+    both orders."""
+    whole = result.ndim in (4, 5) and result.device.type != "cpu" and not _is_alike(result, result.ndim)
+    if not whole or any(not isinstance(n.op, (*_ELEMENTWISE, ops.Input)) for n in inside):
+        return False
+    operands = [n for n in inside if isinstance(n.op, ops.Input)]
+    images = [n for n in operands if n.shape == result.shape]
+    return bool(images) and all(
+        inside[n] == last_order(n) if n in images else _is_alike(n, result.ndim) for n in operands
+    )
+
+
+_ELEMENTWISE = (ops.Pointwise, ops.Cast, ops.Detach, ops.Number, ops.Full)
+
+
+def _is_alike(node: Node, ndim: int) -> bool:
+    """Whether an operand that is broadcast lies the same with channels last."""
+    shape = (*(1,) * (ndim - node.ndim), *node.shape)
+    return shape[1] == 1 or all(n == 1 for n in shape[2:])
 
 
 def rows_of(value: Node | Tensor) -> Order:
@@ -131,7 +166,8 @@ def rows_of(value: Node | Tensor) -> Order:
     return tuple(d for d, length in enumerate(value.shape) if length != 1)
 
 
-def _last(value: Node | Tensor) -> Order:
+def last_order(value: Node | Tensor) -> Order:
+    """The order of what has its channels last; of what is no image, that of rows."""
     rows = rows_of(value)
     return (*(d for d in rows if d != 1), 1) if value.ndim in (4, 5) else rows
 
@@ -178,7 +214,7 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
                 return decides[1] if _seen(*decides) == decides[1] else (*rows, _UNKNOWN)
         case ops.Norm() if node.shape[1] == 1:
             return (*rows, _UNKNOWN)
-        case ops.RangeSum(table=table) if table and _last(node) == rows and _is_format(*operands[0]):
+        case ops.RangeSum(table=table) if table and last_order(node) == rows and _is_format(*operands[0]):
             return rows
         case ops.Conv():
             return _in_format(node, operands[:2])
@@ -205,8 +241,8 @@ def _of_windows(node: Node, op: ops.Windows, order: Order) -> Order:
 
 def _in_format(node: Node, operands: Sequence[tuple[Node, Order]]) -> Order:
     """Of what is computed in the format of one of these operands."""
-    last = _last(node)
-    if last == rows_of(node) or any(order == _last(a) != rows_of(a) for a, order in operands):
+    last = last_order(node)
+    if last == rows_of(node) or any(order == last_order(a) != rows_of(a) for a, order in operands):
         return last
     return rows_of(node) if all(_is_known(order) for _, order in operands) else _unknown(node, operands)
 
@@ -214,7 +250,7 @@ def _in_format(node: Node, operands: Sequence[tuple[Node, Order]]) -> Order:
 def _is_format(node: Node, order: Order) -> bool:
     """Whether this is one of the two orders, known or not which."""
     computed = order[:2] in ((_UNKNOWN, kind.__name__) for kind in (ops.Conv, ops.Pool, ops.Norm))
-    return computed or order in (rows_of(node), _last(node))
+    return computed or order in (rows_of(node), last_order(node))
 
 
 # -- what nothing is known of -----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from functools import partial
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.build import cast, permute, pointwise, reshape
+from fusewright.ir.build import before_permute, cast, permute, pointwise, reshape
 from fusewright.ir.memory_order import Order, output_orders, rows_of
 from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.rules.normalization import scale_and_shift
@@ -37,12 +37,14 @@ def channels_last(graph: Graph, orders: Mapping[Node, Order]) -> tuple[Graph, in
     The sources that do not lie row by row have these `orders`; the results lie in memory as they did.
     """
     eager = output_orders(graph, orders, kernels=False)
-    found, turned = _Turning(graph).run()
+    lie_so = frozenset(n for n in graph.inputs if n.ndim in (4, 5) and orders.get(n) == _to_last(n.ndim))
+    found, turned = _Turning(graph, lie_so).run()
     found = _in_rows(found, eager, output_orders(found, orders, kernels=False))
     if output_orders(found, orders, kernels=False) != eager:
         return graph, 0
     graph = _mapped(found, partial(_with_relu, found.users()))
-    return _mapped(graph, _bias_apart), turned
+    graph = _mapped(graph, _bias_apart)
+    return _mapped(graph, partial(_into_norm, graph.users())), turned
 
 
 def _in_rows(graph: Graph, wanted: Sequence[Order | None], found: Sequence[Order | None]) -> Graph:
@@ -62,9 +64,11 @@ def _in_rows(graph: Graph, wanted: Sequence[Order | None], found: Sequence[Order
 
 @dataclass
 class _Turning:
-    """What has become of each node: as it was, with its channels last, or both."""
+    """What has become of each node: as it was, with its channels last, or both.  Inputs that `lie_so` are not copied to
+    have them last."""
 
     graph: Graph
+    lie_so: frozenset[Node]
     first: dict[Node, Node] = field(default_factory=dict)
     last: dict[Node, Node] = field(default_factory=dict)
 
@@ -100,7 +104,7 @@ class _Turning:
             if _is_pixel(node):
                 self.last[node] = reshape(value, (node.shape[0], *node.shape[2:], node.shape[1]))
             else:
-                self.last[node] = permute(value, _to_last(node.ndim), copy=True)
+                self.last[node] = permute(value, _to_last(node.ndim), copy=node not in self.lie_so)
         return self.last[node]
 
     def turned(self, node: Node) -> Node | None:
@@ -108,6 +112,8 @@ class _Turning:
         if isinstance(node.op, ops.Conv):
             return self.conv(node) if _is_for_library(node) else None
         if isinstance(node.op, ops.Permute) and node.arg(0) in self.last and node.op.dims == _to_last(node.ndim):
+            if node.op.copy and node.arg(0) in self.lie_so:
+                return None  # a view would be the input's memory
             self.first[node] = self.last[node.arg(0)]  # the model's own turn
             return None
         if isinstance(node.op, ops.Permute) and node.ndim in (4, 5) and node.op.dims == _to_first(node.ndim):
@@ -253,3 +259,28 @@ def _bias_apart(node: Node, became: Mapping[Node, Node]) -> Node | None:
         return None
     x, w, bias = (became[node.arg(i)] for i in range(3))
     return pointwise("add", make(node.op, x, w, None, None, where=node.where), bias)
+
+
+# -- what norms take in -----------------------------------------------------------------------------------------------
+
+
+def _into_norm(users: Mapping[Node, int], node: Node, became: Mapping[Node, Node]) -> Node | None:
+    """norm(to_first(f(x))) as norm(f(to_first(x))): its kernel reads x as it lies, and computes f on the way."""
+    if not isinstance(node.op, ops.Norm) or node.op.kind not in ("group", "instance"):
+        return None
+    view = node.arg(0)
+    if not isinstance(view.op, ops.Permute) or view.op.copy or view.op.dims != _to_first(view.ndim):
+        return None
+    if not users[view] == users[view.arg(0)] == 1:
+        return None
+    to_first = view.op.dims
+
+    def first(x: Node) -> Node:
+        if isinstance(x.op, ops.Number) or x.ndim < view.ndim or x.shape != view.arg(0).shape:
+            return before_permute(became[x], _to_last(view.ndim))
+        if isinstance(x.op, ops.Pointwise | ops.Cast) and users[x] == 1:
+            return remade(x, [None if a is None else first(a) for a in x.args])
+        return permute(became[x], to_first)
+
+    x = first(view.arg(0))
+    return remade(node, [x, *(None if a is None else became[a] for a in node.args[1:])])

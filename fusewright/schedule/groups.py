@@ -41,17 +41,19 @@ def cut(
     orders: Mapping[Node, Order] = MappingProxyType({}),
     *,
     moves: bool = True,
+    as_it_lies: Callable[[Node, int], bool] = lambda *_: False,
 ) -> Graph:
     """`graph` with every group for which `decide` gives a node replaced by that node; rearrangements are among the
     groups where kernels move elements (`moves`).
 
     Operations for which `alone` holds are in no group; nor is what would make the results lie in memory otherwise,
     where the sources that do not lie row by row have these `orders`.  `decide` may take the shorter group of one it is
-    given: the node is then what is left `behind` it, which is searched like the rest.
+    given: the node is then what is left `behind` it, which is searched like the rest.  What a kernel reads `as_it_lies`
+    by such a number of an operand is not copied for it.
     """
     eager, known = output_orders(graph, orders, kernels=False), dict[Node, Order]()
     for family in FAMILIES if moves else STILL:
-        graph = _dense(graph) if family is VALUES else graph
+        graph = _dense(graph, as_it_lies) if family is VALUES else graph
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:
             if group.shorter is not None:
@@ -71,17 +73,22 @@ def cut(
     return graph
 
 
-def _dense(graph: Graph) -> Graph:
+def _dense(graph: Graph, as_it_lies: Callable[[Node, int], bool]) -> Graph:
     """`graph` with copies of the views that kernels would copy in every call to read them by rows.
 
     fused_layernorm(permute(x)) -> fused_layernorm(permute_copy(x)), which is a group of its own
     """
+
+    def dense(node: Node, i: int, a: Node) -> Node:
+        return a if as_it_lies(node, i) else in_rows(a)
+
     while True:
         readers = (n for n in graph.nodes() if isinstance(n.op, Fused) and not _convolves(n))
-        node = next((n for n in readers if any(in_rows(a) is not a for a in n.inputs)), None)
+        turned = (n for n in readers if any(a and dense(n, i, a) is not a for i, a in enumerate(n.args)))
+        node = next(turned, None)
         if node is None:
             return graph
-        args = (None if a is None else in_rows(a) for a in node.args)
+        args = (None if a is None else dense(node, i, a) for i, a in enumerate(node.args))
         graph = graph.substitute(node, remade(node, args))
 
 

@@ -90,7 +90,7 @@ def parse_beside(root: Node, users: Users, readers: Readers) -> SeveralFolds | s
     results = gathered(root, results_of, of, x.shape, users, readers)
     if len(results) == 1:
         return f"nothing else is reduced of what {root!r} reads"
-    return _side_by_side(results, reductions(results), users)
+    return side_by_side(results, reductions(results), users)
 
 
 def is_beside(root: Node, users: Users, readers: Readers) -> bool:
@@ -99,7 +99,8 @@ def is_beside(root: Node, users: Users, readers: Readers) -> bool:
     return fold is not None and not isinstance(parse_beside(_end(fold, users, readers), users, readers), str)
 
 
-def _side_by_side(results: Sequence[Node], reductions: Sequence[Node], users: Users) -> SeveralFolds | str:
+def side_by_side(results: Sequence[Node], reductions: Sequence[Node], users: Users) -> SeveralFolds | str:
+    """These `results`, each made of one of the reductions, or why no kernel has them all."""
     folds = tuple(map(Fold, reductions))
     made = _elements(folds, users)
     if isinstance(made, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import ceil, inf, prod
@@ -15,6 +15,7 @@ from fusewright.codegen.cuda import (
     direct_taps,
     estimate,
     kept_rows,
+    last_order,
     matmul,
     normalization,
     pairs,
@@ -44,6 +45,7 @@ from fusewright.schedule.direct_taps import TapTile
 from fusewright.schedule.direct_taps import shortlist as by_taps
 from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.kept_rows import KeptRows
+from fusewright.schedule.last_order import TurnedFolds, TurnedStream, of_folds, of_range, of_stream
 from fusewright.schedule.matmul import Extent, Linear, MatmulTile
 from fusewright.schedule.matmul import seconds as matmul_seconds
 from fusewright.schedule.matmul import tiles as matmul_tiles
@@ -54,6 +56,7 @@ from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.range_walks import Walk, ahead, walks
 from fusewright.schedule.rearrangement import Rearrangement
 from fusewright.schedule.scan import Scan
+from fusewright.schedule.several_folds import SeveralFolds
 from fusewright.schedule.stream import Stream, parse
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
@@ -124,8 +127,9 @@ def options(
     tf32        whether float32 operands of products may be rounded to it
     capability  compute capability times ten of the device, where there is one: what only it can run is an option then
     """
+    last = [n for n in group.operands if layouts.get(n) == "channels_last"]
     if isinstance(group.record, RangeReduction):
-        return _of_ranges(group.record, hints)
+        return [*_as_they_lie(group.record, last), *_of_ranges(group.record, hints)]
     if isinstance(group.record, Linear):
         rounded = tf32 and group.record.convolves
         if capability != matmul.CAPABILITY or (tf32 and not rounded):
@@ -133,7 +137,7 @@ def options(
         tiles = matmul_tiles(group.record, _extent(group.record, hints), rounded=rounded)
         return [{"matmul": asdict(t)} for t in tiles]
     if isinstance(group.record, Normalization):
-        return normalization.options(group.record, capability)
+        return normalization.options(group.record, capability, last=last)
     if isinstance(group.record, KeptRows):
         return kept_rows.options(group.record)
     if isinstance(group.record, Rearrangement):
@@ -141,7 +145,8 @@ def options(
     if isinstance(group.record, Scan):
         return scan.options(group.record)
     if not isinstance(group.record, Contraction | Product):
-        return [] if group.family == "sample program" and _is_over_pairs(group) else [{}]
+        none = group.family == "sample program" and _is_over_pairs(group)
+        return [] if none else [*_as_they_lie(group.record, last), {}]
     c = contraction_of(group.record)
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
@@ -152,6 +157,20 @@ def options(
         c, _cells(c, hints), sizes(c.x, hints)[0], isinstance(group.record, Product), tf32, capability
     )
     return list(found.options)
+
+
+def _as_they_lie(record: Any, last: Sequence[Node]) -> list[Option]:
+    """A stream, or sums, of images whose channels lie `last`, as they lie."""
+    found = _turned(record) if last else None
+    return [{"last": True}] if found is not None and all(i in last for i in found.turned.images) else []
+
+
+def _turned(record: Any) -> TurnedStream | TurnedFolds | None:
+    if isinstance(record, RangeReduction):
+        return of_range(record)
+    if isinstance(record, SeveralFolds):
+        return of_folds(record)
+    return of_stream(record) if isinstance(record, Stream) else None
 
 
 def _is_over_pairs(group: Group) -> bool:
@@ -344,6 +363,10 @@ def _waits(source: str, entry: str) -> bool:
 
 def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = reference_text(group)
+    if "last" in option and (turned := _turned(group.record)) is not None:
+        return replace(last_order.of_stream(turned, group.operands, name), reference=reference)
+    if group.family != "normalization":  # at other sizes, nothing may lie otherwise than in rows
+        option = {key: value for key, value in option.items() if key != "last"}
     match group.family:
         case "contraction" if "direct" in option:
             return direct.generate(group.record, DirectTile(**option["direct"]), name, reference)

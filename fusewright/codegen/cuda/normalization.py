@@ -8,7 +8,7 @@ kept   a team of threads keeps a row, or some columns side by side, in registers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -17,8 +17,8 @@ from typing import Any
 import sympy
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda import last_order, stream_text
 from fusewright.codegen.cuda import normalization_text as text
-from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.moved_rows import MovedValues, pitch_of, rows_to_turn
 from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.rearrangement import Pace, address_of, length_of
@@ -31,6 +31,7 @@ from fusewright.codegen.text import Lines, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.kernel import Array, Expression, Kernel, Launch
+from fusewright.schedule.last_order import as_seen, of_norm
 from fusewright.schedule.normalization import CENTER, SCALE, ChannelStatistics, Normalization
 from fusewright.schedule.rearrangement import Load, call_length
 from fusewright.schedule.stream import Stream
@@ -65,11 +66,21 @@ PARTS = "parts_of_rows"
 Option = dict[str, Any]
 
 
-def options(n: Normalization, capability: int | None = None) -> list[Option]:
+def options(n: Normalization, capability: int | None = None, *, last: Collection[Node] = ()) -> list[Option]:
     """Ways to compute a normalisation, best estimate first: by teams that keep a row or some columns, and apart.
 
     A device of this compute capability (times ten) may have clusters of blocks, which are the teams of long rows.
+    Operands whose channels lie `last` are read so, where that can be.
     """
+    if (seen := as_seen(n, last)) is not None:
+        return [{**option, "seen": True} for option in _in_rows(seen, capability)]
+    turned = of_norm(n) if last else None
+    as_it_lies: list[Option] = [{"last": True}] if turned and all(i in last for i in turned.turned.images) else []
+    return [*as_it_lies, *_in_rows(n, capability)]
+
+
+def _in_rows(n: Normalization, capability: int | None) -> list[Option]:
+    """Ways to compute a normalisation of operands that lie row by row."""
     apart: list[Option] = [{}] if n.also is None and not n.moved else []
     if n.within is None or n.length is None:
         return apart
@@ -112,16 +123,32 @@ def _teams_of_columns(s: Stream, length: int) -> list[int]:
     return [team for team in dict.fromkeys(teams) if team <= min(MOST_SHARING, length)]
 
 
-def kernel(n: Normalization, name: str, reference: str = "", *, team: int | None = None, blocks: int = 1) -> Kernel:
-    """The kernel of a normalisation, whose rows teams of so many threads in so many blocks keep, or nobody."""
+def kernel(
+    n: Normalization,
+    name: str,
+    reference: str = "",
+    *,
+    team: int | None = None,
+    blocks: int = 1,
+    last: bool = False,
+    seen: bool = False,
+) -> Kernel:
+    """The kernel of a normalisation, whose rows teams of so many threads in so many blocks keep, or nobody; or which
+    reads images whose channels lie `last`, or what is `seen` of such."""
+    if seen and (rows := as_seen(n, n.tensors)) is not None:
+        return last_order.of_images(kernel(rows, name, reference, team=team, blocks=blocks), rows.tensors, n.tensors)
     call = _Call(n)
     kept = _KeptMoved if n.moved else _Kept
     kept = kept if n.within is not None and _is_in_rows(n.within) else _KeptColumns
-    made = _apart(call, name) if team is None else kept(call, name, team, blocks).kernel(reference)
+    turned = of_norm(n) if last else None
+    if turned is not None:
+        made = last_order.of_norm(turned, name, call.names, call.sizes.lengths, call.of(n.behind.tensors))
+    else:
+        made = _apart(call, name) if team is None else kept(call, name, team, blocks).kernel(reference)
     return replace(
         made,
         operands=tuple(call.names.values()),
-        layouts=("contiguous",) * len(call.names),
+        layouts=last_order.layouts(() if turned is None else turned.turned.images, n.tensors),
         sizes=call.named(),
         output=Array("out", call.sizes.output(), n.behind.root.dtype),
         also=() if n.also is None else (Array(ALSO, call.sizes.output(), n.also.dtype),),
