@@ -488,7 +488,7 @@ def test_workers_share_rows_and_a_file_is_continued(tmp_path: Path) -> None:
         def row(self, row: Row, lost: dict[str, Any], limit: float) -> dict[str, Any]:
             return {**lost, "took": limit, "error": "not measured"}
 
-    options = SimpleNamespace(limit=1.0, out=tmp_path / "rows.json")
+    options = SimpleNamespace(dtype="float32", limit=1.0, out=tmp_path / "rows.json")
     record: dict[str, Any] = {"rows": [{"index": 2, "error": "had"}]}
     fused.run([ROWS[2], ROWS[0]], [Quick(), Quick()], record, float("inf"), options)  # type: ignore[list-item]
     saved = json.loads(options.out.read_text())
