@@ -225,6 +225,7 @@ def test_compiles_without_spills(arch: str) -> None:
     for x in (inp(0, B, 128, 126, 126), inp(0, B, 33, 63, 63), inp(0, B, 128, 126, 126, dtype=BF16)):
         biased = pointwise("add", x, inp(1, 1, x.shape[1], 1, 1, dtype=x.dtype))
         roots += [pointwise("div", instance(biased), 2.0), range_total(x), fold(x, "var", 2, 3)]
+        roots += [pointwise("relu", pointwise("add", x, inp(1, x.shape[1], 1, 1, dtype=x.dtype))), both(x, 2, 3)]
     for root in roots:
         taken = nvrtc.resources(nvrtc.compile(made(root)[1].source, arch)).values()
         assert all(t.stack <= 8 for t in taken), (root, taken)  # two numbers, for a fourth block of 64 registers
@@ -252,3 +253,10 @@ def test_several_reductions(name: str) -> None:
     root = SEVERAL[name]()
     assert group_of(root).family == "several reductions"
     check(root, order=ORDERS[zlib.crc32(name.encode()) % len(ORDERS)], ulps=2 if root.dtype == BF16 else 8)
+
+
+@pytest.mark.parametrize("x", [X, ODD, inp(0, 2, 5, 3, 4, 7), inp(0, 3, 16, 9, 7, dtype=BF16)], ids=repr)
+def test_functions(x: Node) -> None:
+    root = pointwise("relu", pointwise("mul", x, inp(1, *x.shape[1:2], *(1,) * (x.ndim - 2), dtype=x.dtype)))
+    assert made(root)[1].output.layout == "channels_last"
+    check(root, order="shuffled", ulps=2 if x.dtype == BF16 else 8)
