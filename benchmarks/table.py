@@ -160,6 +160,27 @@ def _fused() -> str:
     return "\n".join([f"{title}, geometric means:", "", *_rows(columns, rows, words=3)]) + "\n"
 
 
+def _operators(record: dict[str, Any], name: str) -> str:
+    """Fused operators in another precision or memory format, beside the run before what is told with the table."""
+    before = {row["index"]: row for row in _data(name.replace(".json", "_before.json"))["rows"] if _timed(row)}
+    rows = []
+    for row in filter(_timed, record["rows"]):
+        who = ("eager", "compile", "fusewright")
+        times = [row["times"][one]["median"] for one in who]
+        first = before.get(row["index"])
+        earlier = _number(first["times"]["fusewright"]["median"] * 1e3) if first else "-"
+        texts = [str(row["index"]), f"`{row['name']}`", "x".join(map(str, row["shape"]))]
+        gains = [f"{seconds / times[-1]:.2f}" for seconds in times[:-1]]
+        rows.append(
+            [*texts, *(_number(seconds * 1e3) for seconds in times[:-1]), earlier, _number(times[-1] * 1e3), *gains]
+        )
+    columns = ["row", "model", "input", "eager", "torch.compile", "Fusewright, first", "Fusewright"]
+    columns += ["times eager", "times torch.compile"]
+    how = f"{record['dtype']}{', channels last' if record['channels_last'] else ''}"
+    title = f"{_where(record['environment'])}; fused operators, {how}, milliseconds"
+    return "\n".join([f"{title}, `results/{name}`:", "", *_rows(columns, rows, words=3)]) + "\n"
+
+
 def _networks(record: dict[str, Any], name: str) -> str:
     """Whole networks; those that came to nothing are left out, and told of by the data."""
     rows = []
@@ -233,7 +254,7 @@ def _summary() -> str:
     latest = {(row["name"], *row["shape"]): row for run in _fused_runs().values() for row in run["rows"] if _timed(row)}
     drawn = [row for name in RANDOM if name.startswith("h200") for row in _data(name)["rows"] if _timed(row)]
     rows = [_gains("fused operators, the latest run of each", "H100, H200", latest.values())]
-    for label, name in NETWORKS:
+    for label, name in RUNS:
         record = _data(name)
         rows.append(_gains(label, _device(record["environment"]), filter(_timed, record["rows"])))
     rows += [_gains("random convolutions with what follows", "H200", drawn)]
@@ -281,7 +302,10 @@ def _gains(label: str, device: str, found: Iterable[dict[str, Any]]) -> list[str
     return [label, device, str(len(times)), *means, f"{min(compiled):.2f}", str(slower)]
 
 
-NETWORKS = (
+# What else is in the summary, each of one run.
+RUNS = (
+    ("fused operators, bfloat16", "h200_operators_bf16.json"),
+    ("fused operators, channels last", "h200_operators_channels_last.json"),
     ("networks, float32", "h100_networks.json"),
     ("networks, bfloat16", "h200_networks_bf16.json"),
     ("networks, channels last", "h200_networks_channels_last.json"),
@@ -298,6 +322,7 @@ WRITERS: dict[str, Callable[[dict[str, Any], str], str]] = {
     "cpu_footprint.*": _footprint,
     "cpu_scaling.*": _scaling,
     ".*_networks.*": _networks,
+    ".*_operators_.*": _operators,
 }
 SEVERAL: dict[str, Callable[[], str]] = {
     "founding": _founding,
