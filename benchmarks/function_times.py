@@ -26,7 +26,8 @@ from fusewright.ir.node import Graph, make
 from fusewright.measure import Sample, compare, environment, save_results
 from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
-from fusewright.schedule.stream import Stream, parse
+from fusewright.schedule.stream import parse
+from fusewright.schedule.stream_record import Stream
 
 ELEMENTS = 2**17
 # Parameters of families that have no defaults.

@@ -48,7 +48,7 @@ from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE
 from fusewright.schedule.group import Group, signature, sizes
 from fusewright.schedule.groups import cut
-from fusewright.schedule.stream import Stream
+from fusewright.schedule.stream_record import Stream
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.side_by_side import cores, side_by_side
 from fusewright.verification.asserted import OnHost

@@ -11,7 +11,7 @@ from fusewright.codegen.stream_sizes import Sizes
 from fusewright.codegen.text import Lines, indent
 from fusewright.ir.node import Node
 from fusewright.kernel import Array, Expression, Kernel
-from fusewright.schedule.stream import Role, Stream
+from fusewright.schedule.stream_record import Role, Stream
 
 
 class StreamSections:

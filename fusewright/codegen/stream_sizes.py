@@ -10,7 +10,7 @@ from math import prod
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
 from fusewright.kernel import Expression
-from fusewright.schedule.stream import Stream, with_indices
+from fusewright.schedule.stream_record import Stream, with_indices
 
 # What a symbolic batch is taken for: few samples where each has results of its own, many where all are reduced to one.
 FEW, MANY = 8, 4096

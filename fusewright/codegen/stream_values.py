@@ -17,7 +17,7 @@ from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Window
-from fusewright.schedule.stream import Part, Place, Read, Stream, Within, is_inside
+from fusewright.schedule.stream_record import Part, Place, Read, Stream, Within, is_inside
 
 
 class StreamValues(ABC):

@@ -18,7 +18,8 @@ from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
 from fusewright.schedule.beside import readers_of
 from fusewright.schedule.chain import POINTWISE, Fold, Users, Window, pointwise_tree
-from fusewright.schedule.stream import Stage, Tree, nodes, unsupported
+from fusewright.schedule.stream import Stage, unsupported
+from fusewright.schedule.stream_record import Tree, nodes
 
 # So many operations take no longer than two passes over memory, whatever their functions are.
 MOST = 4

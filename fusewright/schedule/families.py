@@ -29,6 +29,7 @@ from fusewright.schedule import (
 from fusewright.schedule.beside import Readers
 from fusewright.schedule.chain import Fold, Users
 from fusewright.schedule.partial import Split
+from fusewright.schedule.stream_record import Stream
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Family:
 
 def _sample(root: Node, users: Users) -> Any:
     def divided(node: Node) -> bool:
-        return isinstance(stream.parse(node, users), stream.Stream)
+        return isinstance(stream.parse(node, users), Stream)
 
     return sample.parse(root, users, divided=divided)
 
@@ -76,13 +77,13 @@ def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
     return f"{root!r} is reduced beside others" if beside else found
 
 
-def _folds(one_pass: stream.Stream | several_folds.SeveralFolds) -> list[Fold]:
-    return [fold for fold, _ in one_pass.folds] if isinstance(one_pass, stream.Stream) else list(one_pass.folds)
+def _folds(one_pass: Stream | several_folds.SeveralFolds) -> list[Fold]:
+    return [fold for fold, _ in one_pass.folds] if isinstance(one_pass, Stream) else list(one_pass.folds)
 
 
 def _reducing(root: Node, users: Users) -> Any:
     found = stream.parse(root, users)
-    flat = isinstance(found, stream.Stream) and not found.folds and found.window is None
+    flat = isinstance(found, Stream) and not found.folds and found.window is None
     return f"{root!r} reduces nothing" if flat else found
 
 

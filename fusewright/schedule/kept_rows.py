@@ -25,7 +25,7 @@ from fusewright.schedule import stream
 from fusewright.schedule.beside import Elements, Readers, gathered
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, depends_on, taken_in
 from fusewright.schedule.partial import Split
-from fusewright.schedule.stream import Read, Stream, Tree
+from fusewright.schedule.stream_record import Read, Stream, Tree, is_index
 
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin")
 
@@ -358,7 +358,7 @@ class _Rows:
     ) -> str | None:
         """Why indices of extremes are not found here: what eager compares, it has rounded, and a kernel's result would
         seem to have a gradient."""
-        indices = list(filter(stream.is_index, reductions))
+        indices = list(filter(is_index, reductions))
         behind = depends_on(order, reductions)
         for x in (n.arg(0) for n in indices):
             if x in behind or (x not in leaves and x.dtype.itemsize < 4):

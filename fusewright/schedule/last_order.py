@@ -21,7 +21,7 @@ from fusewright.schedule.chain import POINTWISE, Users
 from fusewright.schedule.normalization import HELD, VARIANCE, Normalization
 from fusewright.schedule.range_sums import RangeReduction
 from fusewright.schedule.several_folds import SeveralFolds
-from fusewright.schedule.stream import Stream, Tree
+from fusewright.schedule.stream_record import Stream, Tree
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.types import Size, numel
 from fusewright.schedule.chain import Fold, Map, Stage, Users, Varies, leaves, parse, varies
-from fusewright.schedule.stream import Tree, unsupported
+from fusewright.schedule.stream import unsupported
+from fusewright.schedule.stream_record import Tree
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Numbers of x and of w that are multiplied between two additions in float32.

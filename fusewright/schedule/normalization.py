@@ -25,7 +25,7 @@ from fusewright.ir.ops import Size
 from fusewright.schedule import rearrangement, stream
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, pointwise_tree
 from fusewright.schedule.rearrangement import Rearrangement, call_length
-from fusewright.schedule.stream import Stream, Tree
+from fusewright.schedule.stream_record import Stream, Tree
 
 # Elements of one sample from which on it is more than one block carries out soon.
 LARGE = 4096

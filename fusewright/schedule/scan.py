@@ -20,7 +20,7 @@ from fusewright.ir.node import Node, make, remade, topological
 from fusewright.schedule import scan_moves, stream
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, used_inside
 from fusewright.schedule.scan_moves import MOVES, NEUTRAL, Place, below, is_along
-from fusewright.schedule.stream import Read, Stream, Tree
+from fusewright.schedule.stream_record import Read, Stream, Tree
 
 # Elements that a row has at least.
 SHORTEST = 4

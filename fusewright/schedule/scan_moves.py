@@ -15,7 +15,8 @@ from math import inf
 from fusewright.ir import ops
 from fusewright.ir.node import Node, make
 from fusewright.schedule.look_through import Along, look_through
-from fusewright.schedule.stream import Within, lies_in_rows
+from fusewright.schedule.stream_axes import lies_in_rows
+from fusewright.schedule.stream_record import Within
 
 MOVES = (ops.Flip, ops.Slice, ops.Cat, ops.Pad)
 

@@ -14,7 +14,7 @@ from fusewright.ir.node import Node
 from fusewright.schedule import stream
 from fusewright.schedule.beside import Elements, Readers, elements, ends_of, gathered, is_absorbed
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users
-from fusewright.schedule.stream import Stream, Tree
+from fusewright.schedule.stream_record import Stream, Tree
 
 
 @dataclass(frozen=True)

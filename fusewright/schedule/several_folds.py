@@ -19,7 +19,8 @@ from fusewright.ir.node import Node
 from fusewright.schedule import stream
 from fusewright.schedule.beside import MOST, Elements, Readers, elements, ends_of, gathered
 from fusewright.schedule.chain import MEMORY, POINTWISE, Fold, Users, pointwise_tree
-from fusewright.schedule.stream import Stage, Stream, Tree
+from fusewright.schedule.stream import Stage
+from fusewright.schedule.stream_record import Stream, Tree, is_index
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def side_by_side(results: Sequence[Node], reductions: Sequence[Node], users: Use
     tails = tuple(_tail(result, fold.node) for result, fold in zip(results, folds, strict=True))
     steps: list[Stage] = [*folds, *(Tree(n, n.inputs, None) for n in made.computed)]
     problem = next(filter(None, map(stream.unsupported, [*steps, *(t for t in tails if t.root is not t.value)])), None)
-    if problem or any(result.dtype not in MEMORY and not stream.is_index(result) for result in results):
+    if problem or any(result.dtype not in MEMORY and not is_index(result) for result in results):
         return problem or "a result is no floating-point value, and no index"
     read = dict.fromkeys(leaf for tail in tails for leaf in tail.leaves if leaf is not tail.value)
     tail = Tree(results[0], (*read, folds[0].node), folds[0].node)
@@ -138,9 +139,7 @@ def _reduced(result: Node, users: Users) -> Node | None:
 def _end(fold: Node, users: Users, readers: Readers) -> Node:
     """The last of the operations on what a reduction gives, each of which nobody else reads; an index itself."""
     node = fold
-    while (
-        not stream.is_index(node) and users[node] == 1 and len(readers[node]) == 1 and _before(readers[node][0]) is node
-    ):
+    while not is_index(node) and users[node] == 1 and len(readers[node]) == 1 and _before(readers[node][0]) is node:
         (node,) = readers[node]
     return node
 

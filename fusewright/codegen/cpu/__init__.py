@@ -36,7 +36,7 @@ from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.rearrangement import Rearrangement
 from fusewright.schedule.scan import Scan
 from fusewright.schedule.several_folds import SeveralFolds
-from fusewright.schedule.stream import Stream
+from fusewright.schedule.stream_record import Stream
 
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
 FORMS_WINDOW_SUMS = True

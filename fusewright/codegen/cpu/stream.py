@@ -25,7 +25,7 @@ from fusewright.codegen.cpu.text import function, parallel, source
 from fusewright.codegen.stream_sections import StreamSections
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.kernel import Argument, Expression, Kernel, Launch
-from fusewright.schedule.stream import Place, Role, Stream, picks_each
+from fusewright.schedule.stream_record import Place, Role, Stream, picks_each
 
 # Neighbours that are computed together: their buffers stay in the first cache.
 RUN = 512

@@ -19,7 +19,7 @@ from fusewright.codegen.cpu.text import parallel
 from fusewright.codegen.stream_sizes import Sizes
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir.node import Node
-from fusewright.schedule.stream import Read, Stream
+from fusewright.schedule.stream_record import Read, Stream
 
 BLOCK = 16  # planes that are computed together
 SHORT = 128  # results of a row that are few

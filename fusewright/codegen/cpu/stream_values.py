@@ -13,7 +13,7 @@ from fusewright.codegen.stream_values import StreamValues, constant, ends, unkno
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.stream import Place, Read, Stream, Tree
+from fusewright.schedule.stream_record import Place, Read, Stream, Tree
 
 # How a window takes an element in, as compilers make vectors of it; a maximum and a minimum keep a NaN.
 TAKE = {

@@ -57,7 +57,8 @@ from fusewright.schedule.range_walks import Walk, ahead, walks
 from fusewright.schedule.rearrangement import Rearrangement
 from fusewright.schedule.scan import Scan
 from fusewright.schedule.several_folds import SeveralFolds
-from fusewright.schedule.stream import Stream, parse
+from fusewright.schedule.stream import parse
+from fusewright.schedule.stream_record import Stream
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
 from fusewright.schedule.warpgroup import WarpgroupTile

@@ -12,7 +12,7 @@ from fusewright.codegen.text import Lines, block
 from fusewright.ir.node import Node
 from fusewright.kernel import ceil_div
 from fusewright.schedule.rearrangement import Rearrangement
-from fusewright.schedule.stream import Read, Stream
+from fusewright.schedule.stream_record import Read, Stream
 
 # Values of what is turned that one thread keeps at most, rows that a block turns at least, bytes of shared memory that
 # it has for them, and those that memory hands out together.

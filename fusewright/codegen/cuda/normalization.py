@@ -34,7 +34,7 @@ from fusewright.kernel import Array, Expression, Kernel, Launch
 from fusewright.schedule.last_order import as_seen, of_norm
 from fusewright.schedule.normalization import CENTER, SCALE, ChannelStatistics, Normalization
 from fusewright.schedule.rearrangement import Load, call_length
-from fusewright.schedule.stream import Stream
+from fusewright.schedule.stream_record import Stream
 
 # So many values of a row one thread keeps, as there is a choice (half as many of float64), in teams of so many threads.
 KEPT = (8, 16, 32)

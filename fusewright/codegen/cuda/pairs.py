@@ -21,7 +21,7 @@ from fusewright.codegen.cuda.stream_values import decode, widened
 from fusewright.codegen.stream_sizes import MANY, hint
 from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.kernel import Argument, Kernel, Launch
-from fusewright.schedule.stream import Read, Stream
+from fusewright.schedule.stream_record import Read, Stream
 
 # Pairs a thread has along either axis where there are many, and what it has otherwise.
 MOST, LEAST = 4, 2

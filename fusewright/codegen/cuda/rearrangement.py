@@ -40,7 +40,7 @@ from fusewright.schedule.rearrangement import (
     call_length,
     is_whole,
 )
-from fusewright.schedule.stream import Tree
+from fusewright.schedule.stream_record import Tree
 
 THREADS = 256
 # Groups of neighbours that a thread has, by how many there are in each.

@@ -28,7 +28,7 @@ from fusewright.kernel import Array, Kernel
 from fusewright.schedule.group import sizes
 from fusewright.schedule.scan import Scan
 from fusewright.schedule.scan_moves import NEUTRAL
-from fusewright.schedule.stream import Tree
+from fusewright.schedule.stream_record import Tree
 
 # Values of a row that one thread has at a time (half as many of float64), as there is a choice, best first, and threads
 # that share it.

@@ -11,7 +11,7 @@ from fusewright.codegen.text import Lines, block, indent
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.several_folds import SeveralFolds
-from fusewright.schedule.stream import refuses
+from fusewright.schedule.stream_record import refuses
 
 
 def kernel(s: SeveralFolds, name: str, reference: str = "") -> Kernel:

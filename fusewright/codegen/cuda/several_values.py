@@ -13,7 +13,7 @@ from fusewright.codegen.text import Lines, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.kernel import Array, Kernel
-from fusewright.schedule.stream import Stream
+from fusewright.schedule.stream_record import Stream
 
 
 class SeveralValues(Values):

@@ -30,7 +30,7 @@ from fusewright.codegen.stream_values import shifted
 from fusewright.codegen.text import Lines, block, fill, indent, opened
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Expression, Kernel, Launch
-from fusewright.schedule.stream import Stream, picks_each
+from fusewright.schedule.stream_record import Stream, picks_each
 
 THREADS = 256
 FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multiprocessors

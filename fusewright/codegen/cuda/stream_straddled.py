@@ -14,7 +14,7 @@ from fusewright.codegen.cpp import compute_type
 from fusewright.codegen.cuda.stream_values import Values, decode, for_each, widened
 from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, block, fill
-from fusewright.schedule.stream import Read, Stream, picks_each
+from fusewright.schedule.stream_record import Read, Stream, picks_each
 
 # Bytes of a vector, and of the narrowest that need no other way.
 VECTOR, NARROW = 16, 8

@@ -15,7 +15,7 @@ from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.stream import Role, Stream
+from fusewright.schedule.stream_record import Role, Stream
 
 MOST_VALUES = 4
 MOST_TAPS = 128  # of all of a thread's windows together: their loops are unrolled

@@ -14,7 +14,7 @@ from fusewright.codegen.stream_values import StreamValues, constant, unknown
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.stream import Place, Read, Stream, Tree, picks_each
+from fusewright.schedule.stream_record import Place, Read, Stream, Tree, picks_each
 
 UNROLLED_TAPS = 64
 

@@ -10,7 +10,7 @@ from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
 from fusewright.codegen.text import Lines, fill
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Expression, Launch
-from fusewright.schedule.stream import Stream
+from fusewright.schedule.stream_record import Stream
 
 
 class TeamWriter(Writer):

@@ -16,7 +16,9 @@ from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import KernelError
-from fusewright.schedule.stream import MOST_PARTS, Stream, parse
+from fusewright.schedule.stream import parse
+from fusewright.schedule.stream_axes import MOST_PARTS
+from fusewright.schedule.stream_record import Stream
 
 
 @pytest.mark.parametrize("name", CASES)

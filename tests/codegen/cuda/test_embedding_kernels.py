@@ -16,7 +16,8 @@ from fusewright.ir import ops
 from fusewright.ir.node import Graph, make
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import CountError
-from fusewright.schedule.stream import Stream, parse
+from fusewright.schedule.stream import parse
+from fusewright.schedule.stream_record import Stream
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -24,7 +24,8 @@ from fusewright.ir.node import Graph, Node, make
 from fusewright.kernel import Kernel, evaluate
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import CountError
-from fusewright.schedule.stream import Stream, parse
+from fusewright.schedule.stream import parse
+from fusewright.schedule.stream_record import Stream
 
 CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parents[2] / "golden"
