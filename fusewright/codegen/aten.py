@@ -44,10 +44,6 @@ _ALLOCATES = (
 )
 
 
-# What is made of nothing but attributes.
-_MADE = (ops.Full, ops.Vector, ops.Positions)
-
-
 @dataclass(frozen=True)
 class Program:
     """Runnable text with the tensors it refers to by name, and what `forward` takes."""
@@ -162,8 +158,7 @@ def _derived(graph: Graph) -> list[Node]:
     fixed: dict[Node, bool] = {}
     frontier: dict[Node, None] = {}
     for node in graph.nodes():
-        sources = isinstance(node.op, (ops.Param, ops.Buffer, ops.Constant, ops.Number, *_MADE))
-        sources = sources and node not in written
+        sources = isinstance(node.op, ops.FIXED) and node not in written
         computed = bool(node.inputs) and node not in exposed and all(fixed[a] for a in node.inputs)
         movable = not node.op.effectful or _only_computes(node)
         fixed[node] = movable and not _depends_on_batch(node) and (sources or computed)

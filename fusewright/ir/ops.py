@@ -39,6 +39,7 @@ from fusewright.ir.views import (
 from fusewright.tree import tree_flatten
 
 __all__ = [
+    "FIXED",
     "Arg",
     "Buffer",
     "Cast",
@@ -197,6 +198,10 @@ class Positions(Op):
         """What all of them are less than, where that is known."""
         last = self.start + self.step * (self.length - 1) + 1 if isinstance(self.length, int) else None
         return min((n for n in (last, self.modulo) if n is not None), default=None)
+
+
+# What a model has, or is made of nothing: of a known size, the same in every call.
+FIXED = (Param, Buffer, Constant, Number, Full, Vector, Positions)
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,6 @@ Answer = TypeVar("Answer")
 
 NOTHING = Work(0.0, 0.0, 0.0, 0.0)
 
-# What is the same in every call.
-_FIXED = (ops.Param, ops.Buffer, ops.Constant, ops.Number, ops.Full, ops.Vector, ops.Positions)
-
 # FLOPs per element of an operation that is not a contraction; only its order matters.
 _PER_ELEMENT = {ops.Pointwise: 1, ops.Softmax: 5, ops.Norm: 6, ops.Dropout: 2, ops.Cast: 1, ops.Embedding: 0}
 
@@ -115,7 +112,7 @@ class CostModel:
         """Whether the node depends on parameters and constants alone, and not on the batch size."""
         answers = self.known.setdefault(node, {})
         if "derived" not in answers:  # not `_once`: chains are as deep as models
-            fixed = isinstance(node.op, _FIXED)
+            fixed = isinstance(node.op, ops.FIXED)
             movable = not node.op.effectful or (isinstance(node.op, ops.Opaque) and node.op.only_computes)
             computed = bool(node.inputs) and movable and all(map(self._is_derived, node.inputs))
             answers["derived"] = (fixed or computed) and all(isinstance(d, int) for d in node.shape)

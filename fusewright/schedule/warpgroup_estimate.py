@@ -24,7 +24,6 @@ from fusewright.schedule.warpgroup_staging import (
     Tile,
     WarpgroupCut,
     chunks,
-    columns_read,
     couples,
     passes,
     run,
@@ -39,7 +38,6 @@ from fusewright.schedule.warpgroup_staging import (
     vector,
     vectors_by_thread,
     weight_vectors,
-    words,
 )
 
 # Blocks that share a multiprocessor, and that the estimate knows of.
@@ -72,7 +70,7 @@ def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
 def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
     """Blocks that share one as kernels are compiled: with registers for vectors that make runs whole, and none alone
     for the sake of a few."""
-    each = 8 if words(c, t) else 4  # registers of a vector, or of words of as many channels
+    each = 8 if staged(c, t).words else 4  # registers of a vector, or of words of as many channels
     more = 0 if t.producers else each * run(c, t) * staged_by_thread(c, t)[1] - 4 * vectors_by_thread(c, t)[1]
     registers = t.registers(c) + max(0, more)
     blocks = min(MOST_BLOCKS, _fitting(c, t, shared, registers))
@@ -298,7 +296,7 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
         readings=readings,
         values=VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps,
         steps=count * sum(times * ceil(rows / t.tap_rows) for times, rows in ways),
-        vectors=lay.vectors * columns_read(c, t),
+        vectors=lay.vectors * lay.columns,
         refills=refills,
     )
 

@@ -253,6 +253,18 @@ def takes(c: Contraction, *, tf32: bool) -> bool:
 
 
 @dataclass(frozen=True)
+class Words:
+    """Rows of elements of two bytes, read as words of four: a thread has two neighbours of each channel.
+
+    before   elements of the first word that are before the tile's row: words begin at even elements
+    count    words of a row
+    """
+
+    before: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Staged:
     """One chunk of the input in shared memory, as [vector of channels][d][h][w % advance][w / advance][channel].
 
@@ -261,6 +273,7 @@ class Staged:
     row       columns of a row
     plane     columns of a vector of channels: an odd number, so that vectors of one column spread over the banks
     vectors   of channels
+    words     that rows are read as, where all rows of the input are of whole ones and neighbours stay neighbours
     """
 
     lengths: tuple[int, int, int]
@@ -270,11 +283,18 @@ class Staged:
     plane: int
     vectors: int
     walks: Walks
+    words: Words | None
 
     @property
     def reach(self) -> int:
         """The most input indices from the first to the last along a dimension."""
         return max((n - 1) * walk.step + 1 for walk, n in zip(self.walks, self.lengths, strict=True))
+
+    @property
+    def columns(self) -> int:
+        """How often a thread finds a column of a vector, or two that are one word."""
+        d, h, w = self.lengths
+        return d * h * (self.words.count if self.words else w)
 
     def column(self, w: int) -> int:
         return w % self.advance * self.pitch + w // self.advance
@@ -282,11 +302,11 @@ class Staged:
 
 def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     """How the input of a tile is staged."""
-    return _staged(c, t.region, t.chunk // vector(c), t.whole_cells)
+    return _staged(c, t.region, t.chunk // vector(c), t.whole_cells, t.cells[2])
 
 
 @remembered
-def _staged(c: Contraction, cells: tuple[int, int, int], vectors: int, whole_cells: bool) -> Staged:
+def _staged(c: Contraction, cells: tuple[int, int, int], vectors: int, whole_cells: bool, apart: int) -> Staged:
     along = walks(c, cells)
     d, h, w = (span(walk.staged, n) for walk, n in zip(along, cells, strict=True))
     advance = c.axes[2].advance
@@ -294,7 +314,18 @@ def _staged(c: Contraction, cells: tuple[int, int, int], vectors: int, whole_cel
     pitch = _pitch(w, advance)
     row = (advance - 1) * pitch + ceil(w / advance)
     plane = d * h * row
-    return Staged((d, h, w), pitch, row, advance, plane + 1 - plane % 2, vectors, along)
+    words = _words(c, w, apart) if advance == 1 else None
+    return Staged((d, h, w), pitch, row, advance, plane + 1 - plane % 2, vectors, along, words)
+
+
+def _words(c: Contraction, columns: int, apart: int) -> Words | None:
+    """The words of so many columns, of tiles that begin so many cells apart."""
+    length = c.x.shape[-1]
+    if c.x.dtype.itemsize != 2 or c.channels_last or not isinstance(length, int) or length % 2:
+        return None
+    low, advance = c.reads(2)
+    whole = advance * apart % 2 == 0 and columns + low % 2 <= MOST_INDICES
+    return Words(low % 2, ceil((columns + low % 2) / 2)) if whole else None
 
 
 # Vectors of 16 bytes in all banks, which as many lanes write at once.
@@ -335,35 +366,6 @@ def run(c: Contraction, t: WarpgroupCut) -> int:
     return 3 if vectors % 6 == 3 else min(2, vectors)
 
 
-@dataclass(frozen=True)
-class Words:
-    """Rows of elements of two bytes, read as words of four: a thread has two neighbours of each channel.
-
-    before   elements of the first word that are before the tile's row: words begin at even elements
-    count    words of a row
-    """
-
-    before: int
-    count: int
-
-
-def words(c: Contraction, t: WarpgroupCut) -> Words | None:
-    """The words of a tile's rows, where all rows of the input are whole ones and neighbours stay neighbours."""
-    lay, (low, advance), length = staged(c, t), c.reads(2), c.x.shape[-1]
-    if c.x.dtype.itemsize != 2 or c.channels_last or lay.advance > 1 or advance * t.cells[2] % 2:
-        return None
-    if not isinstance(length, int) or length % 2 or lay.lengths[2] + low % 2 > MOST_INDICES:
-        return None
-    return Words(low % 2, ceil((lay.lengths[2] + low % 2) / 2))
-
-
-def columns_read(c: Contraction, t: WarpgroupCut) -> int:
-    """How often a thread finds a column of the tile's input, or two that it reads as words."""
-    d, h, w = staged(c, t).lengths
-    found = words(c, t)
-    return d * h * (found.count if found else w)
-
-
 # What a thread reads before it writes it to shared memory, each in a register: vectors that lie in memory as they are,
 # or elements.
 AHEAD, AHEAD_ELEMENTS = 6, 24
@@ -388,7 +390,8 @@ def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
 def _dealt(c: Contraction, t: WarpgroupCut, vectors: int, most: int) -> tuple[int, int]:
     """A tile's columns, so many vectors of each at a time: what a thread gets of them, and in one of its rounds, which
     have `most` at most."""
-    each = ceil(ceil(staged(c, t).vectors / vectors) * columns_read(c, t) / t.staging_threads)
+    lay = staged(c, t)
+    each = ceil(ceil(lay.vectors / vectors) * lay.columns / t.staging_threads)
     return each, ceil(each / ceil(each / most))
 
 

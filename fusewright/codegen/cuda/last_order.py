@@ -13,8 +13,8 @@ from math import gcd, prod
 
 from fusewright.codegen.cpp import compute_type
 from fusewright.codegen.cuda import last_order_text as text
-from fusewright.codegen.cuda import normalization_text, several_folds, stream_text
-from fusewright.codegen.cuda.primitives import preamble
+from fusewright.codegen.cuda import normalization_text, several_folds
+from fusewright.codegen.cuda.apart import behind_statistics
 from fusewright.codegen.cuda.stream import THREADS, Writer, WriterOfSeveral
 from fusewright.codegen.cuda.stream_values import Widths, decode, for_each, tree
 from fusewright.codegen.sample_steps import epsilon
@@ -22,7 +22,7 @@ from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
-from fusewright.kernel import Argument, Array, Expression, Kernel, Launch, ceil_div
+from fusewright.kernel import Argument, Expression, Kernel, Launch, ceil_div
 from fusewright.schedule.last_order import TurnedFolds, TurnedNorm, TurnedStream
 from fusewright.schedule.normalization import SCALE
 
@@ -32,9 +32,6 @@ MOST_CHANNELS = {2: 64, 4: 32, 8: 16}
 TILE = {2: 4096, 4: 2048, 8: 1024}
 
 Reduction = TurnedStream | TurnedFolds
-
-# The array of parts of sums; what follows may have one of its own.
-PARTS = "parts_of_channels"
 
 
 def of_stream(t: Reduction, tensors: tuple[Node, ...], name: str) -> Kernel:
@@ -111,33 +108,8 @@ def of_norm(
     statistics = {s: n.statistics[s] for s in n.behind.tensors if s in n.statistics}
     sums = _Statistics(t, f"{name}_statistics", names, lengths)
     behind = _Normalised(t, name, {**reads, **statistics}, lengths, sums)
-    first, second = sums.kernel(""), behind.kernel("")
-    entries = ", ".join(f"statistics::{launch.entry}" for launch in first.launches)
-    sections = (
-        *("\n".join(fill(stream_text.TOOLS)), ""),
-        *("namespace statistics {", f"{sums.body(tools=False)}}}  // namespace statistics", f"using {entries};", ""),
-        behind.body(tools=False),
-    )
-    body = "\n".join(sections)
-    about = f"// {name}: statistics of channels, {sums.about()[:-1]}; the rest, tile by tile, {behind.about()}"
     rows = f"({lengths[0]}) * ({lengths[1]})"
-    return replace(
-        second,
-        source=f"{about}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}",
-        scratch=(
-            *(Array(statistic, (rows,), s.dtype) for s, statistic in statistics.items()),
-            *(replace(a, name=PARTS) for a in first.scratch),
-        ),
-        launches=(*map(_with_parts, first.launches), *second.launches),
-        notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
-        counts=tuple(dict.fromkeys((*first.counts, *second.counts))),
-    )
-
-
-def _with_parts(launch: Launch) -> Launch:
-    """A launch of the statistics, with the array of parts under its own name."""
-    arguments = (replace(a, text=PARTS) if (a.kind, a.text) == ("pointer", "scratch") else a for a in launch.arguments)
-    return replace(launch, arguments=tuple(arguments))
+    return behind_statistics(sums, behind, statistics, rows, "statistics of channels, {}; the rest, tile by tile, {}")
 
 
 class _Statistics(WriterOfSeveral):

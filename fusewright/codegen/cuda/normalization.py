@@ -17,10 +17,10 @@ from typing import Any
 import sympy
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
-from fusewright.codegen.cuda import last_order, stream_text
+from fusewright.codegen.cuda import last_order
 from fusewright.codegen.cuda import normalization_text as text
+from fusewright.codegen.cuda.apart import behind_statistics
 from fusewright.codegen.cuda.moved_rows import MovedValues, pitch_of, rows_to_turn
-from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.rearrangement import Pace, address_of, length_of
 from fusewright.codegen.cuda.stream import THREADS, Writer, WriterOfSeveral
 from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
@@ -30,7 +30,7 @@ from fusewright.codegen.stream_sizes import Sizes, hint
 from fusewright.codegen.text import Lines, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
-from fusewright.kernel import Array, Expression, Kernel, Launch
+from fusewright.kernel import Array, Expression, Kernel
 from fusewright.schedule.last_order import as_seen, of_norm
 from fusewright.schedule.normalization import CENTER, SCALE, ChannelStatistics, Normalization
 from fusewright.schedule.rearrangement import Load, call_length
@@ -59,9 +59,6 @@ WARPS, OF_SUM, OF_MOST, SHARED_BY_CLUSTERS = 32, 0, 512, 1024
 
 # C++ of the team of a thread, where a block has several or one.
 TEAM_OF_A_BLOCK = "index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM"
-
-# The array of parts of sums; what follows may have one of its own.
-PARTS = "parts_of_rows"
 
 Option = dict[str, Any]
 
@@ -223,34 +220,8 @@ def _apart(call: _Call, name: str) -> Kernel:
     statistics = {t: n.statistics[t] for t in n.behind.tensors if t in n.statistics}
     behind = Writer(n.behind, name, call.of(n.behind.tensors) | statistics, call.sizes.lengths)
     sums = _Statistics(call, f"{name}_statistics")
-    first, second = sums.kernel(""), behind.kernel("")
-    entries = ", ".join(f"statistics::{launch.entry}" for launch in first.launches)
-    sections = (
-        *("\n".join(fill(stream_text.TOOLS)), ""),
-        *("namespace statistics {", f"{sums.body(tools=False)}}}  // namespace statistics", f"using {entries};", ""),
-        behind.body(tools=False),
-    )
-    body = "\n".join(sections)
-    about = f"// {name}: statistics, {sums.about()[:-1]}; the rest, {behind.about()}"
     rows = f"{sums.sizes.product(sums.results)} * {n.split}"
-    return replace(
-        second,
-        source=f"{about}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}",
-        scratch=(
-            *(Array(statistic, (rows,), t.dtype) for t, statistic in statistics.items()),
-            *(replace(a, name=PARTS) for a in first.scratch),
-            *second.scratch,
-        ),
-        launches=(*map(_with_parts, first.launches), *second.launches),
-        notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
-        counts=tuple(dict.fromkeys((*first.counts, *second.counts))),
-    )
-
-
-def _with_parts(launch: Launch) -> Launch:
-    """A launch of the statistics, with the array of parts under its own name."""
-    arguments = (replace(a, text=PARTS) if (a.kind, a.text) == ("pointer", "scratch") else a for a in launch.arguments)
-    return replace(launch, arguments=tuple(arguments))
+    return behind_statistics(sums, behind, statistics, rows, "statistics, {}; the rest, {}")
 
 
 class _Statistics(WriterOfSeveral):

@@ -301,7 +301,8 @@ class Writer(StreamSections):
     def straddled(self) -> StraddledValues | None:
         """Vectors of memory in place of single values, where rows have no whole number of those."""
         flat = self.straddles and self.shape.form == "flat" and not self.shape.crossed and self.wide is not None
-        return StraddledValues(self.s, self.names) if flat and straddled(self.s) is not None else None
+        length = straddled(self.s) if flat else None
+        return None if length is None else StraddledValues(self.s, self.names, length)
 
     def _common(self) -> dict[str, object]:
         return {"T": self.values.compute, "coordinates": self._coordinates}

@@ -14,6 +14,7 @@ from fusewright.codegen.cpp import compute_type
 from fusewright.codegen.cuda.stream_values import Values, decode, for_each, widened
 from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, block, fill
+from fusewright.ir.node import Node
 from fusewright.schedule.stream_record import Read, Stream, picks_each
 
 # Bytes of a vector, and of the narrowest that need no other way.
@@ -40,11 +41,14 @@ def _is_whole(s: Stream, r: Read) -> bool:
 
 
 class StraddledValues(Values):
-    """Writes `straddled_values`, and the function that calls it."""
+    """Writes `straddled_values`, and the function that calls it, for vectors of `length` elements."""
+
+    def __init__(self, s: Stream, names: dict[Node, str], length: int) -> None:
+        super().__init__(s, names)
+        self.length = length
 
     def text(self) -> Lines:
         """The values of a vector from element `first` on."""
-        values = straddled(self.s)
         last = len(self.s.axes) - 1
         loads: Lines = []
         of_rows: Lines = []
@@ -72,7 +76,7 @@ class StraddledValues(Values):
             ]),
         ]  # fmt: skip
         return [
-            f"constexpr int STRADDLED = {values};  // elements of a vector",
+            f"constexpr int STRADDLED = {self.length};  // elements of a vector",
             "",
             "// The values of a vector of memory, from element `first` on, whose elements are of one row or of two.",
             self.inline,

@@ -24,7 +24,7 @@ from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup import WarpgroupTile, positions, rows_at_once
 from fusewright.schedule.warpgroup_pools import PoolTile
 from fusewright.schedule.warpgroup_positions import PositionTile
-from fusewright.schedule.warpgroup_staging import of_tile, words
+from fusewright.schedule.warpgroup_staging import of_tile, staged
 from fusewright.schedule.warpgroup_windows import WindowTile
 
 ARCH, CAPABILITY = "sm_90a", 90
@@ -35,8 +35,9 @@ Tile = WarpgroupTile | PositionTile | WindowTile
 def generate(c: Contraction, t: Tile, name: str, reference: str, *, blocks: int | None = None) -> Kernel:
     """The kernel of a group for one tile; with `blocks`, the blocks of a sample form a cluster and finish it in one
     launch."""
-    made = record(_writer(c, t, name, reference, blocks), needs=CAPABILITY, arch=ARCH)
-    if isinstance(t, WindowTile) or words(of_tile(c, t), t) is None:
+    writer = _writer(c, t, name, reference, blocks)
+    made = record(writer, needs=CAPABILITY, arch=ARCH)
+    if isinstance(t, WindowTile) or staged(writer.c, t).words is None:
         return made
     (*first, width), *others = made.shapes
     return replace(made, shapes=((*first, f"{width} // 2 * 2"), *others))  # rows of whole words alone

@@ -73,7 +73,7 @@ class Input:
     @property
     def _words(self) -> staging.Words | None:
         """What rows are read as, where that is words."""
-        return staging.words(self.c, self.t)
+        return staging.staged(self.c, self.t).words
 
     def _columns(self) -> dict[str, object]:
         """What a thread finds for every run: a column, or two that are one word."""

@@ -1,4 +1,4 @@
-"""Warpgroups that read elements of two bytes as words of two neighbours (`warpgroup_staging.words`), emulated."""
+"""Warpgroups that read elements of two bytes as words of two neighbours (`warpgroup_staging.Words`), emulated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup, warpgroup_pools, warpgroup_positions
-from fusewright.schedule.warpgroup_staging import Tile, of_tile, words
+from fusewright.schedule.warpgroup_staging import Tile, of_tile, staged
 
 FAMILIES = {"features": warpgroup, "positions": warpgroup_positions, "pools": warpgroup_pools}
 CASES: dict[str, tuple[str, Case, dict[str, Any], int]] = {
@@ -76,7 +76,7 @@ def found(family: str, case: Case, wanted: dict[str, Any]) -> tuple[Found, Tile]
 def test_as_the_model_in_float64(family: str, case: Case, wanted: dict[str, Any], before: int) -> None:
     """Of a row that begins at an odd place, the first word has an element from before it."""
     f, t = found(family, case, wanted)
-    read = words(of_tile(f.group, t), t)
+    read = staged(of_tile(f.group, t), t).words
     assert read is not None and read.before == before
     assert "constexpr int BEFORE" in kernel(f, t).source
     assert_right(f, t, sanitize=True)
@@ -116,7 +116,7 @@ def assert_other_size(k: Kernel, case: Case) -> None:
 )
 def test_other_rows_are_read_element_by_element(case: Case) -> None:
     f, t = found("features", case, {})
-    assert words(f.group, t) is None and "constexpr int BEFORE" not in kernel(f, t).source
+    assert staged(f.group, t).words is None and "constexpr int BEFORE" not in kernel(f, t).source
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "padded twice"])
@@ -130,6 +130,6 @@ def test_compiles(name: str) -> None:
     f = find(case)
     assert isinstance(f, Found)
     for _, t in [*warpgroup.candidates(f.group, f.cells, tf32=True)][:2]:
-        assert words(f.group, t) is not None
+        assert staged(f.group, t).words is not None
         resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, cuda.ARCH))
         assert all(r.stack == 0 for r in resources.values()), (t, resources)
