@@ -33,6 +33,7 @@ class Traits:
     arity           number of tensor operands
     monotone        ``"up"``, ``"down"`` or ``None``, on `domain` (constant stretches allowed)
     domain          the interval on which `monotone` holds and the function is defined
+    dips            it falls up to a point and rises from there
     float_monotone  the float implementation keeps the order bit for bit
     nan_to_nan      a NaN operand gives NaN
     limits          the values at -inf and +inf (NaN where undefined or outside `domain`)
@@ -52,6 +53,7 @@ class Traits:
     arity: int = 1
     monotone: Literal["up", "down"] | None = None
     domain: Interval = REALS
+    dips: bool = False
     float_monotone: bool = False
     nan_to_nan: bool = True
     limits: tuple[float, float] | None = None
@@ -198,7 +200,9 @@ def _rounding(program: str, parity: Literal["odd"] | None = None) -> Traits:
 def _dipping(program: str, lowest: float, least: float) -> Traits:
     """x times what rises from 0 to 1: it falls to `least` (rounded down) at `lowest` (rounded up), and rises from there
     on; -inf * 0 at -inf."""
-    return Traits(program, monotone="up", domain=(lowest, inf), limits=(nan, inf), range=(least, inf), at_zero=0.0)
+    return Traits(
+        program, monotone="up", domain=(lowest, inf), dips=True, limits=(nan, inf), range=(least, inf), at_zero=0.0
+    )
 
 
 def _wave(
@@ -327,6 +331,7 @@ _PLAIN: dict[str, Traits] = {
         "torch.abs({0})",
         monotone="up",
         domain=NON_NEGATIVE,
+        dips=True,
         float_monotone=True,
         limits=(inf, inf),
         range=NON_NEGATIVE,
@@ -392,6 +397,7 @@ _PLAIN: dict[str, Traits] = {
         "torch.square({0})",
         monotone="up",
         domain=NON_NEGATIVE,
+        dips=True,
         float_monotone=True,
         limits=(inf, inf),
         range=NON_NEGATIVE,
@@ -425,6 +431,7 @@ _PLAIN: dict[str, Traits] = {
         "torch.cosh({0})",
         monotone="up",
         domain=NON_NEGATIVE,
+        dips=True,
         limits=(inf, inf),
         range=NON_NEGATIVE,
         parity="even",

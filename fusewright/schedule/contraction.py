@@ -99,6 +99,8 @@ class Contraction:
 
     before, shares          pointwise tree on the convolution's output, softmax over its channels
     window, after           pooling, pointwise tree on what was pooled, or on the softmax where nothing is
+    ends                    pointwise tree between `before` and the pool, where a kernel is to compute it of the
+                            greatest and the least value of each window alone (`window_ends`)
     fold                    reduction over all positions, all channels or both; `None` where all is written
     tail                    what is computed per sample from a reduction over positions
     channels_last           whether x lies so in memory; what is written at all positions then does too
@@ -125,6 +127,12 @@ class Contraction:
     channels_last: bool = False
     unfolded: Unfolded | None = None
     across: bool = False
+    ends: Map | None = None
+
+    @property
+    def pooled_numbers(self) -> int:
+        """Numbers that a window comes to before it is a value."""
+        return 1 if self.ends is None else 2
 
     @property
     def op(self) -> ops.Conv:

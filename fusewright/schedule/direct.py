@@ -410,10 +410,11 @@ class Cut:
         folded = 0
         for i in self.window_passes[:1]:
             folded = rows * d * h * w // self.extents[i] * self.box.cells[i]
+        numbers = c.pooled_numbers
         cells = prod(t.cells) if c.window is not None else d * h * w
         words = 2 if c.fold is not None and c.fold.op.kind == "logsumexp" else 1
         running = cells * words if loops_over_groups(c) else 0
-        return _eights(rows * d * h * w), _eights(folded), _eights(running)
+        return numbers * _eights(rows * d * h * w), numbers * _eights(folded), _eights(running)
 
     @cached_property
     def shared(self) -> int:

@@ -442,7 +442,7 @@ def _registers(c: Contraction, t: Tiling, split: bool) -> int:
     count += 2 * (_work(c, t)[2] + 4) + SPLITTING if split else _work(c, t)[2] + 4
     count += 2 * t.m_tiles * (1 + len(c.operands))  # numbers per channel, or those of a position's elements
     if c.window is not None:
-        count += own * t.m_tiles * 2
+        count += own * t.m_tiles * 2 * c.pooled_numbers
     if c.over_positions and not c.over_channels:
         count += 6 * t.m_tiles
     return wide * count

@@ -161,7 +161,7 @@ def _registers(c: Contraction, t: WarpgroupTile) -> int:
     """A thread's, if it could have as many as it likes."""
     count = _accumulators(c, t) + OTHERS + ON_ITS_WAY * vectors_by_thread(c, t)[1]
     if c.window is not None:
-        count += t.cells_d * t.cells_h * t.eights_w * 2 * t.m_tiles * 2
+        count += t.cells_d * t.cells_h * t.eights_w * 2 * t.m_tiles * 2 * c.pooled_numbers
     if c.over_positions and not c.over_channels:
         count += 6 * t.m_tiles
     if t.held:

@@ -81,14 +81,14 @@ class PoolTile(PositionTile):
         return ceil(prod(self.cells) / (8 * self.warps))
 
     def pooled(self, c: Contraction) -> int:
-        return self.turns * 2 * self.eights_m + PLACES
+        return self.turns * 2 * self.eights_m * c.pooled_numbers + PLACES
 
     def products(self, c: Contraction) -> Products:
         found = super().products(c)
         return changed(found, accumulators=found.accumulators + int(_exchange(c, self) / (VALUE * self.warps)))
 
     def own_bytes(self, c: Contraction) -> int:
-        return self.numbers_bytes(c) + 4 * 2 * shared_numbers(c, self)
+        return self.numbers_bytes(c) + 4 * 2 * c.pooled_numbers * shared_numbers(c, self)
 
 
 def _exchange(c: Contraction, t: PoolTile) -> float:
@@ -96,7 +96,7 @@ def _exchange(c: Contraction, t: PoolTile) -> float:
     meetings = [meeting(c, t, i) for i in range(3)]
     stored = 2 * t.warps * prod(t.own) * prod(m.count / n for m, n in zip(meetings, t.region, strict=True))
     read = ceil(prod(t.cells) / 8) * shared(c, t).turns * prod(m.size for m in meetings)
-    return t.eights_m * (WAITING + stored + read)
+    return t.eights_m * (WAITING + c.pooled_numbers * (stored + read))
 
 
 def across(c: Contraction) -> Contraction:
@@ -177,7 +177,7 @@ def _shared(columns: int, apart_w: int, apart_h: int, windows_w: int) -> Shared:
 
 
 def shared_numbers(c: Contraction, t: PoolTile) -> int:
-    """Of eight features, in shared memory."""
+    """Values of eight features, in shared memory."""
     return meeting(c, t, 0).count * meeting(c, t, 1).count * shared(c, t).row
 
 

@@ -183,8 +183,9 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         return self.spread or self.block_m
 
     def pooled(self, c: Contraction) -> int:
-        """Values of a thread that come from a pool."""
-        return 0 if c.window is None else self.cells_d * self.tiles_h * self.tiles_w * self.block_m // 2
+        """Registers of a thread's values that come from a pool."""
+        values = 0 if c.window is None else self.cells_d * self.tiles_h * self.tiles_w * self.block_m // 2
+        return c.pooled_numbers * values
 
     def summand_pitch(self, c: Contraction) -> int:
         """Numbers of a spread column in shared memory, of one row of every warp.  The next begins four banks on: lanes

@@ -138,7 +138,6 @@ constexpr int FOLDED_D = 1, FOLDED_H = 1;
 constexpr int SHARED_H = 8, SHARED_ROW = 568, SHARED_VALUES = 4544;    // rows of a plane; numbers
 constexpr int SIZE_D = 1, SIZE_H = 3, SIZE_W = 3;
 constexpr int APART_D = 1, APART_H = 2, APART_W = 2;
-struct alignas(8) Two { float of[2]; };    // neighbouring features
 // Where a row's column is: windows that follow each other begin in other banks.
 __device__ __forceinline__ constexpr int shared_column(int w) { return 8 * (w + w / 2); }
 
@@ -345,8 +344,10 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
     }
 }
 
+struct alignas(2 * sizeof(Compute)) Two { Compute of[2]; };    // of neighbouring features
+
 // What the values of a window come to, of two features, which begin there.
-__device__ __forceinline__ Two of_window(const float* from) {
+__device__ __forceinline__ Two of_window(const Compute* from) {
     Two pair = {-Compute(INFINITY), -Compute(INFINITY)};
 #pragma unroll 10
     for (int row = 0; row < SIZE_D * SIZE_H; ++row)
@@ -378,7 +379,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const unsigned long long x_matrix =
         shared_matrix(x_tile, 16 * PLANE, 16 * ADVANCE_H) + (warp_h / 4 * TILES_H * HIGH * ADVANCE_H + warp_w * TILES_W * BROAD);
     const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128);
-    float* const shared_values = reinterpret_cast<float*>(shared_memory + STAGED);    // of eight features, twice
+    Compute* const shared_values = reinterpret_cast<Compute*>(shared_memory + STAGED);    // of eight features, twice
     int eights = 0;    // so many were there
 
     // Per-channel numbers of this lane's columns.
@@ -449,7 +450,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
             }
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m) {
-                float* const values = shared_values + eights++ % 2 * SHARED_VALUES + 2 * quad;
+                Compute* const values = shared_values + eights++ % 2 * SHARED_VALUES + 2 * quad;
 #pragma unroll
                 for (int first_d = 0; first_d < OWN_D; first_d += FOLDED_D)
 #pragma unroll
@@ -476,7 +477,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                     const int window = (turn * (THREADS / 32) + warp) * 8 + row;
                     const int first_d = window / (CELLS_H * CELLS_W) * APART_D;
                     const int first_h = window / CELLS_W % CELLS_H * APART_H;
-                    const float* const from = values + (first_d * SHARED_H + first_h) * SHARED_ROW +
+                    const Compute* const from = values + (first_d * SHARED_H + first_h) * SHARED_ROW +
                                               shared_column(window % CELLS_W * APART_W);
                     const Two pair = window < WINDOWS ? of_window(from) : Two{-Compute(INFINITY), -Compute(INFINITY)};
 #pragma unroll

@@ -70,6 +70,7 @@ from fusewright.schedule.warpgroup_positions import shortlist as by_positions
 from fusewright.schedule.warpgroup_staging import WarpgroupCut, of_tile
 from fusewright.schedule.warpgroup_windows import WindowTile
 from fusewright.schedule.warpgroup_windows import shortlist as by_windows
+from fusewright.schedule.window_ends import at_ends
 
 # So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then; of each way to
 # multiply by warpgroups so many at least, and so many beside them whose blocks have producers, with and without turns.
@@ -148,7 +149,7 @@ def options(
     if not isinstance(group.record, Contraction | Product):
         none = group.family == "sample program" and _is_over_pairs(group)
         return [] if none else [*_as_they_lie(group.record, last), {}]
-    c = contraction_of(group.record)
+    c = at_ends(contraction_of(group.record))
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
     c = replace(c, channels_last=_channels_last(c, layouts))
@@ -231,7 +232,7 @@ def _busy(c: Contraction, option: Option, hints: Mapping[Any, int]) -> float:
 
 def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: bool, capability: int | None) -> float:
     """About how many seconds the best way to cut a group with a product takes; infinite where there is none."""
-    c = contraction_of(group.record)
+    c = at_ends(contraction_of(group.record))
     c = replace(c, channels_last=_channels_last(c, layouts))
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return inf
@@ -370,11 +371,11 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
         option = {key: value for key, value in option.items() if key != "last"}
     match group.family:
         case "contraction" if "direct" in option:
-            return direct.generate(group.record, DirectTile(**option["direct"]), name, reference)
+            return direct.generate(at_ends(group.record), DirectTile(**option["direct"]), name, reference)
         case "contraction" if "taps" in option:
-            return direct_taps.generate(group.record, TapTile(**option["taps"]), name, reference)
+            return direct_taps.generate(at_ends(group.record), TapTile(**option["taps"]), name, reference)
         case "contraction":
-            c = replace(group.record, channels_last=option["channels_last"])
+            c = replace(at_ends(group.record), channels_last=option["channels_last"])
             return _on_tensor_cores(c, option, name, reference, tf32=tf32)
         case "product":
             return of_tensors(

@@ -12,7 +12,7 @@ from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_box import scaled_early
 from fusewright.codegen.cuda.contraction_elements import CHANNELS, ElementText
 from fusewright.codegen.cuda.contraction_finish import Block
-from fusewright.codegen.cuda.contraction_folds import COLUMN, JOININGS, Joining
+from fusewright.codegen.cuda.contraction_folds import COLUMN
 from fusewright.codegen.cuda.contraction_values import is_one
 from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.loops import UNROLL, nest
@@ -205,7 +205,7 @@ class Epilogue(ElementText):
         """The values of a thread's windows, of which there is nothing yet."""
         each = "for (int i = 0; i < OWN_D * OWN_H * OWN_W * M_TILES * 2; ++i)"
         empty = nest([each], [f"(&pooled[0][0][0][0][0])[i] = {self.pooling.empty};"])
-        return ["Compute pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];", *empty]
+        return [f"{self.pooling.running[0]} pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];", *empty]
 
     def values(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
         """Hand the accumulators of one pass, so many of each row along w, to the pool, or straight on."""
@@ -310,18 +310,12 @@ class Epilogue(ElementText):
             finished = nest(loops, [*lines, *self.result_of(value, ("P", "Q", "R"), self._local())])
             return [*self.out_row("P", "Q", "R"), *finished]
         target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
-        pooled = [f"{target} = {self.pooling.join(target, self.there_or_empty(value))};"]
+        pooled = [f"{target} = {self.pooling.join(target, self.pooled_value(value))};"]
         return nest(loops, [*lines, *nest(CHANNELS, pooled)])
 
-    @property
-    def pooling(self) -> Joining:
-        """How the values of a window become one."""
-        assert self.c.window is not None
-        return JOININGS[self.c.window.op.kind]
-
-    def there_or_empty(self, value: str) -> str:
+    def pooled_value(self, value: str) -> str:
         """A value on its way to a window, which is none outside the convolution's output."""
-        return f"chosen(inside, {value}, {self.pooling.empty})" if self.masked else value
+        return self.there_or_empty("inside", value) if self.masked else value
 
     @property
     def masked(self) -> bool:
@@ -395,6 +389,7 @@ class Epilogue(ElementText):
         value = self.pooled_at
         if self.c.window.op.kind == "avg":
             value = f"{value} * share"
+        value = self.of_window(value)
         return f"after({value}, m, half)" if self.c.after is not None else value
 
     def joined_at_once(self, rows: Lines, along: str, count: str, index: str, place: Lines, value: str) -> Lines:

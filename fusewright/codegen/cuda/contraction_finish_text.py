@@ -7,6 +7,20 @@ PAIR = """
 struct alignas(2 * sizeof($type)) Pair { $type first, second; };
 """
 
+ENDS = """
+// The greatest and the least of some values, at one of which what follows has its maximum: it falls up to a point, and
+// rises from there.
+struct Ends {
+    Compute greatest = -Compute(INFINITY), least = Compute(INFINITY);
+    Ends() = default;
+    __device__ __forceinline__ Ends(Compute value) : greatest(value), least(value) {}
+    __device__ __forceinline__ Ends(Compute greatest, Compute least) : greatest(greatest), least(least) {}
+};
+__device__ __forceinline__ Ends joined(Ends a, Ends b) {
+    return {greater(a.greatest, b.greatest), smaller(a.least, b.least)};
+}
+"""
+
 # A row's end may lie between two neighbours where its length is odd.
 WRITE_PAIR = """
 // Write two neighbours of an output row of which `left` elements follow, in one store where rows have an `even` length.

@@ -85,6 +85,9 @@ JOININGS = {
     ),
 }
 
+# Of a window whose value is found from its ends (`fusewright.schedule.window_ends`).
+OF_ENDS = Joining("joined({0}, {1})", "Ends()", ("Ends", "Ends"))
+
 
 def declarations(kind: str, compute: str, *, column: Lanes | None, singly: bool, clustered: bool) -> Lines:
     """What a kernel has to define for a reduction of this kind: `column` has the lanes whose values are joined at once,

@@ -12,6 +12,7 @@ from math import prod
 from fusewright.codegen.cpp import Scalars, compute_type
 from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_finish import Finish, operands
+from fusewright.codegen.cuda.contraction_folds import JOININGS, OF_ENDS, Joining
 from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir import build, pointwise
@@ -40,7 +41,8 @@ class ValueText(Finish):
 
     def head(self) -> list[Lines]:
         """Declarations of what follows the multiplication."""
-        return [*super().head(), *([fill(texts.READ)] if self.beside else [])]
+        ends = [fill(texts.ENDS)] if self.c.ends is not None else []
+        return [*super().head(), *ends, *([fill(texts.READ)] if self.beside else [])]
 
     @property
     def beside(self) -> list[str]:
@@ -78,12 +80,14 @@ class ValueText(Finish):
         return [(n, names[n]) for n in dict.fromkeys([*([bias] if bias is not None else []), *self.c.operands])]
 
     def functions(self) -> Lines:
-        """The lambdas ``before`` and ``after``, those that there is a need for."""
+        """The lambdas ``before``, ``at_end`` (of a window) and ``after``, those that there is a need for."""
         before = self._before if self.changes else []
         if self.in_place:
             before = [re.sub(r"\b(co)?sine\(", r"maths.\g<0>", line) for line in before]
             before[0] = before[0].replace(f"{self.place})", f"{self.place}, Maths& maths)")
-        return [*before, *(self._function("after", self.c.after, []) if self.c.after is not None else [])]
+        later = {"at_end": self.c.ends, "after": self.c.after}
+        trees = ((label, tree) for label, tree in later.items() if tree is not None)
+        return [*before, *(line for label, tree in trees for line in self._function(label, tree, []))]
 
     @cached_property
     def _before(self) -> Lines:
@@ -164,6 +168,28 @@ class ValueText(Finish):
         return text if cast == compute_type(self.c.x.dtype) else f"{cast}({text})"
 
     # -- windows
+
+    @property
+    def pooling(self) -> Joining:
+        """How the values of a window become one."""
+        assert self.c.window is not None
+        return OF_ENDS if self.c.ends is not None else JOININGS[self.c.window.op.kind]
+
+    def there_or_empty(self, there: str, value: str) -> str:
+        """A value as a window takes it in, if it is `there`."""
+        one = f"Ends({value})" if self.c.ends is not None else value
+        return f"chosen({there}, {one}, {self.pooling.empty})"
+
+    def of_window(self, pooled: str) -> str:
+        """What a window comes to, of the name of what its values became; an average is not yet one."""
+        if self.c.ends is None:
+            return pooled
+        return f"greater(at_end({pooled}.greatest, {self._where}), at_end({pooled}.least, {self._where}))"
+
+    @property
+    def has_later(self) -> bool:
+        """Whether anything is computed of what is pooled."""
+        return self.c.ends is not None or self.c.after is not None
 
     @property
     def overhangs(self) -> bool:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from fusewright.codegen.cpp import ELEMENT
-from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS, FOLD_WINDOWS, FOLDED_ALONG
@@ -97,23 +96,32 @@ class DirectEpilogue(ValueText):
         """Declarations of what follows the multiplication."""
         if not self.t.window_passes:
             return super().head()
-        assert self.c.window is not None
-        joining = JOININGS[self.c.window.op.kind]
+        joining = self.pooling
         ahead, behind = joining.join("value", "from[k * STEP]"), joining.join("several[ended]", "value")
-        return [*super().head(), fill(FOLD_WINDOWS, ahead=ahead, behind=behind, empty=joining.empty)]
+        names = {"ahead": ahead, "behind": behind, "empty": joining.empty, "running": self.kept_type}
+        return [*super().head(), fill(FOLD_WINDOWS, **names)]
+
+    @property
+    def kept_type(self) -> str:
+        """Of what threads leave to others."""
+        return self.pooling.running[0] if self.c.window is not None else "Compute"
 
     # -- before the first tile ---------------------------------------------------------------------------------------
 
     def exchange(self) -> Lines:
         """Where values are exchanged in shared memory."""
         first, second, running = self.t.strips
-        lines = ["Compute* const strip = w_tiles + W_TILES;    // values: [feature][d][h][w]"] if first else []
+        lines, kept = [], self.kept_type
+        if first:
+            at = "w_tiles + W_TILES" if kept == "Compute" else f"reinterpret_cast<{kept}*>(w_tiles + W_TILES)"
+            lines += [f"{kept}* const strip = {at};    // values: [feature][d][h][w]"]
+        first, second = (n // self.c.pooled_numbers for n in (first, second))
         if second:
-            lines += [f"Compute* const folded = strip + {first};    // the same, windows folded along some dimensions"]
+            lines += [f"{kept}* const folded = strip + {first};    // the same, windows folded along some dimensions"]
         if running:
             kind = self.joining.running[0]
             place = f"strip + {first + second}" if first + second else "strip"
-            at = place if kind == "Compute" else f"reinterpret_cast<{kind}*>({place})"
+            at = place if kind == kept else f"reinterpret_cast<{kind}*>({place})"
             lines += [f"{kind}* const running = {at};    // of each cell"]
         return lines
 
@@ -198,7 +206,7 @@ class DirectEpilogue(ValueText):
     def _windows(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's own windows, and statements that fold one and leave it in the strip."""
         assert self.c.window is not None
-        joining, own, sides = JOININGS[self.c.window.op.kind], self.t.owned, self.box.sides
+        joining, own, sides = self.pooling, self.t.owned, self.box.sides
         counts = [f"{n} / {k}" for n, k in zip(("PLANES", "ROWS", "RUN"), own, strict=True)]
         loops = ["for (int o = 0; o < FEATURES; ++o)"]
         loops += [f"for (int own_{a} = 0; own_{a} < {n}; ++own_{a})" for a, n in zip("dhw", counts, strict=True)]
@@ -206,10 +214,10 @@ class DirectEpilogue(ValueText):
             f"({times(f'({text})', side.period)} + phase_{a})" if side.period > 1 else f"({text})"
             for text, side, a in zip(_OWN, sides, "dhw", strict=True)
         ]
-        there = f"chosen({self.exists(place)}, {value}, {joining.empty})" if self.overhangs else value
+        there = self.there_or_empty(self.exists(place), value) if self.overhangs else value
         pd, rh, r = (f"{times(f'own_{a}', k)} + k{a}" for a, k in zip("dhw", own, strict=True))
         taps = [f"const int pd = {pd}, rh = {rh}, r = {r};", f"pooled = {joining.join('pooled', there)};"]
-        lines = [*(feature if self.changes else []), f"Compute pooled = {joining.empty};"]
+        lines = [*(feature if self.changes else []), f"{self.kept_type} pooled = {joining.empty};"]
         lines += nest([f"for (int k{a} = 0; k{a} < {k}; ++k{a})" for a, k in zip("dhw", own, strict=True)], taps)
         d, h, w = (
             f"{a} = (unit_{a} * ({n}) + own_{a}) * {side.period} + phase_{a}"
@@ -247,10 +255,8 @@ class DirectEpilogue(ValueText):
         target = f"strip[{self.at('(team * FEATURES + o)', self.t.extents)}]"
         if not self.overhangs:
             return [f"if (active) {target} = {value};"]
-        assert self.c.window is not None
-        empty = JOININGS[self.c.window.op.kind].empty
         exists = f"const bool inside = {self.exists('dhw')};"
-        return [exists, f"if (active) {target} = chosen(inside, {value}, {empty});"]
+        return [exists, f"if (active) {target} = {self.there_or_empty('inside', value)};"]
 
     def exists(self, place: Sequence[str]) -> str:
         """Whether a place of the tile, which may lie before the output too, is a position of it."""
@@ -288,7 +294,7 @@ class DirectEpilogue(ValueText):
         outer, turns = self.t.block_m * prod(extents[:axis]), ceil(cells / several)
         names = {"count": outer * turns * inner, "inner": inner, "turns": turns, "several": several, "size": size}
         names |= {"apart": apart, "cells": cells, "extent": extents[axis]}
-        return fill(FOLDED_ALONG, **names, source=source, target=target)
+        return fill(FOLDED_ALONG, **names, running=self.kept_type, source=source, target=target)
 
     def _cells(self, extents: list[int], source: str) -> Lines:
         """Fold what is left of each cell's window, and take it on."""
@@ -301,7 +307,7 @@ class DirectEpilogue(ValueText):
             return [*self._of_tile(), *self._over_positions(place, value), *self._into_total()]
         cells, value = prod(self.counts), self._value(extents, source, "o")
         once = [*place, f"if (!({self._inside()})) continue;", *(self._to() if self.kind == "store" else [])]
-        body = [*([_CHANNEL] if self.c.after is not None or self.late else []), *value[:-1]]
+        body = [*([_CHANNEL] if self.has_later or self.late else []), *value[:-1]]
         if self.kind == "store":
             body += [f"const Compute {name}_here = read_element({name}_from + o * size, true);" for name in self.beside]
             result = ", ".join([value[-1], "at", *(f"{name}_here" for name in self.beside)])
@@ -327,7 +333,7 @@ class DirectEpilogue(ValueText):
             (kept,) = value
             fold += self._several_features(count, kept)
         else:
-            each = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
+            each = [*([_CHANNEL] if self.has_later else []), *value[:-1]]
             each += [f"over = {self.joining.join('over', value[-1])};"]
             fold += block(f"for (int o = 0; o < {count}; ++o)", each)
         cells, features = prod(self.counts), self.t.t.teams if folded_early(self.c) else self.t.block_m
@@ -357,7 +363,7 @@ class DirectEpilogue(ValueText):
     def _over_positions(self, place: Lines, value: Lines) -> Lines:
         """Every thread folds cells of its team's features."""
         at = ["const int at = group * O + min(first_feature + team * FEATURES + o, O - 1);"]
-        fold = [*(at if self.c.after is not None else []), *value[:-1]]
+        fold = [*(at if self.has_later else []), *value[:-1]]
         fold += [f"of_tile[o] = {self.joining.join('of_tile[o]', value[-1])};"]
         body = [*place, f"if (!({self._inside()})) continue;", UNROLL]
         body += block("for (int o = 0; o < FEATURES; ++o)", fold)
@@ -380,17 +386,17 @@ class DirectEpilogue(ValueText):
         if self.c.window is None:
             return [f"{source}[{self.at(row, extents)}]"]
         done = self.t.window_passes
-        op, joining = self.c.window.op, JOININGS[self.c.window.op.kind]
+        op, joining = self.c.window.op, self.pooling
         size, step = zip(*((1, 1) if i in done else window for i, window in enumerate(self.t.windows)), strict=True)
         d, h, w = (times(n, s) for n, s in zip("dhw", step, strict=True))
-        lines = [f"const Compute* const from = {source} + {self.at(row, extents, (d, h, w))};"]
+        lines = [f"const {self.kept_type}* const from = {source} + {self.at(row, extents, (d, h, w))};"]
         strides = (extents[1] * extents[2], extents[2], 1)
         looped = [(f"k{a}", n, s) for a, n, s in zip("dhw", size, strides, strict=True) if n > 1]
         at = " + ".join(times(k, s) for k, _, s in looped) or "0"
-        lines += [f"Compute pooled = {joining.empty};"]
+        lines += [f"{self.kept_type} pooled = {joining.empty};"]
         heads = [f"for (int {k} = 0; {k} < {n}; ++{k})" for k, n, _ in looped]
         lines += nest(heads, [f"pooled = {joining.join('pooled', f'from[{at}]')};"])
-        value = "pooled"
+        value = self.of_window("pooled")
         if op.kind == "avg":
             lines += self.share([f"({self._behind(i, a)})" for i, a in enumerate("dhw")])
             value = "pooled * share"

@@ -12,7 +12,6 @@ from functools import cached_property
 import torch
 
 from fusewright.codegen.cuda import direct
-from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.direct_epilogue import DirectEpilogue, times
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Kernel
@@ -87,7 +86,7 @@ class TapEpilogue(DirectEpilogue):
 
     def _phase(self, phases: tuple[Phase, Phase, Phase], at: int) -> Lines:
         assert self.c.window is not None
-        joining, sides = JOININGS[self.c.window.op.kind], self.box.sides
+        joining, sides = self.pooling, self.box.sides
         first = [p.first - s.low for p, s in zip(phases, sides, strict=True)]
         start = (first[0] * sides[1].length + first[1]) * self.box.pitch + first[2]
         elements = [p.elements[0] for p in phases]
@@ -103,11 +102,12 @@ class TapEpilogue(DirectEpilogue):
         feature = "const int feature = first_feature + team * FEATURES + 8 * n + 2 * quad + i % 2;"
         where = [feature, "const int at = group * O + min(feature, O - 1);"] if self.changes else []
         value = self.changed("acc[n][i]")
-        there = f"chosen(inside[i / 2], {value}, {joining.empty})" if self.overhangs else value
+        there = self.there_or_empty("inside[i / 2]", value) if self.overhangs else value
         names: dict[str, object] = {
             "sizes": _sizes(phases),
             "at": at,
             "start": start,
+            "running": self.kept_type,
             "empty": joining.empty,
             "changed": self.all_changed(["acc[n][i]"], features, where, []),
             "where": where if self.one_by_one else [],
@@ -229,7 +229,7 @@ _PHASE = """
             const int x_h = of_d[half] * PLANES * ELEMENT_D * X_H + of_h[half] * ROWS * ELEMENT_H;
             x_row[half] = x_tile + $start + x_h * X_W + of_w[half] * RUN * ELEMENT_W;
         }
-        Compute pooled[EIGHTS][4];
+        $running pooled[EIGHTS][4];
 #pragma unroll
         for (int i = 0; i < 4 * EIGHTS; ++i) pooled[i / 4][i % 4] = $empty;
 #pragma unroll 1

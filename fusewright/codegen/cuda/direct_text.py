@@ -214,7 +214,7 @@ $name($parameters,
 FOLDED_ALONG = """
 for (int i = threadIdx.x; i < $count; i += THREADS) {
     const int first = min(i / $inner % $turns * $several, $cells - $several), outer = i / ($inner * $turns);
-    Compute several[$several];
+    $running several[$several];
     fold_windows<$size, $apart, $inner>($source + (outer * $extent + first * $apart) * $inner + i % $inner, several);
 #pragma unroll
     for (int k = 0; k < $several; ++k)
@@ -227,9 +227,9 @@ FOLD_WINDOWS = """
 // What SEVERAL windows come to: of SIZE numbers STEP apart, each APART numbers behind the one before.  What all of them
 // have is joined first, then what lies ahead of it, from which more and more windows begin, and behind it.
 template <int SIZE, int APART, int STEP, int SEVERAL>
-__device__ __forceinline__ void fold_windows(const Compute* from, Compute (&several)[SEVERAL]) {
+__device__ __forceinline__ void fold_windows(const $running* from, $running (&several)[SEVERAL]) {
     constexpr int LAST = (SEVERAL - 1) * APART;    // where the last one begins
-    Compute value = from[LAST * STEP];
+    $running value = from[LAST * STEP];
 #pragma unroll
     for (int k = LAST + 1; k < SIZE; ++k) value = $ahead;
     several[SEVERAL - 1] = value;

@@ -23,7 +23,7 @@ from fusewright.codegen.cuda.apart import behind_statistics
 from fusewright.codegen.cuda.moved_rows import MovedValues, pitch_of, rows_to_turn
 from fusewright.codegen.cuda.rearrangement import Pace, address_of, length_of
 from fusewright.codegen.cuda.stream import THREADS, Writer, WriterOfSeveral
-from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
+from fusewright.codegen.cuda.stream_values import Widths, decode, for_each, tree, widths
 from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.sample_steps import epsilon
 from fusewright.codegen.stream_sizes import Sizes, hint
@@ -112,9 +112,15 @@ def _is_in_rows(s: Stream) -> bool:
     return s.axes[-1].role == "first"
 
 
+def _widths_of_columns(s: Stream) -> Widths | None:
+    """How many values a thread loads together: none where rows are of odd length, for which lanes that would share a
+    column lie side by side."""
+    return widths(s) if prod(hint(s.value.shape[dim]) for dim in s.axes[-1].dims) % 2 == 0 else None
+
+
 def _teams_of_columns(s: Stream, length: int) -> list[int]:
     """How many threads may share columns that lie side by side."""
-    wide = widths(s)
+    wide = _widths_of_columns(s)
     values = length * (wide.values if wide else 1) * (2 if compute_type(s.value.dtype) == "double" else 1)
     teams = (max(2, 1 << (-(-values // most) - 1).bit_length()) for most in KEPT_OF_COLUMNS)
     return [team for team in dict.fromkeys(teams) if team <= min(MOST_SHARING, length)]
@@ -448,6 +454,10 @@ class _KeptColumns(_Kept):
 
     form = "columns"
     each = "[e]"
+
+    def __init__(self, call: _Call, name: str, team: int, blocks: int = 1) -> None:
+        super().__init__(call, name, team, blocks)
+        self.wide = _widths_of_columns(self.s)
 
     def _joining(self) -> Iterator[Lines]:
         return iter(())

@@ -56,15 +56,17 @@ class PoolEpilogue(PositionEpilogue):
     def head(self) -> list[Lines]:
         rows = max(1, AHEAD // meeting(self.c, self.t, 2).size)
         joined = self.pooling.join("pair.of[half]", "other.of[half]")
-        return [*super().head(), fill(_WINDOW, empty=self.pooling.empty, rows=rows, joined=joined)]
+        pooling = self.pooling
+        names = {"empty": pooling.empty, "running": pooling.running[0], "rows": rows, "joined": joined}
+        return [*super().head(), fill(_WINDOW, **names)]
 
     def prologue(self) -> Lines:
         behind = self.t.numbers_bytes(self.c)
         at = f"shared_memory + STAGED{f' + {behind}' if behind else ''}"
-        return [*fill(_PROLOGUE, at=at), *super().prologue()]
+        return [*fill(_PROLOGUE, at=at, running=self.pooling.running[0]), *super().prologue()]
 
     def open_pool(self) -> Lines:
-        return ["Compute pooled[TURNS][M_TILES][2];"]
+        return [f"{self.pooling.running[0]} pooled[TURNS][M_TILES][2];"]
 
     def values(self, phases: Phases, slots: int) -> Lines:
         return self.pool([("acc", phases)], slots)
@@ -82,7 +84,8 @@ class PoolEpilogue(PositionEpilogue):
         meetings = (meeting(self.c, self.t, i) for i in range(3))
         first = [m.lead + m.shift for m in meetings]
         begin = {f"begin_{a}": f"{n} + " if n else "" for a, n in zip("dhw", first, strict=True)}
-        pool = fill(_POOL, slots=slots, empty=self.pooling.empty, held=held, **begin)
+        names = {"slots": slots, "empty": self.pooling.empty, "running": self.pooling.running[0]}
+        pool = fill(_POOL, **names, held=held, **begin)
         return [*self.products_changed(products, slots, self.own_w(1)), *pool]
 
     def _place(self, phases: Phases) -> tuple[int, ...]:
@@ -98,11 +101,12 @@ class PoolEpilogue(PositionEpilogue):
             if self.masked:
                 p, q, r = (self.position(i, phases[i]) for i in range(3))
                 lines = fill(_INSIDE, p=p, q=q, r=r)
-            lines.append(f"value = {self.pooling.join('value', self.there_or_empty(self.changed(product)))};")
+            lines.append(f"value = {self.pooling.join('value', self.pooled_value(self.changed(product)))};")
             joined += block("", lines) if len(some) > 1 else lines
         own = ("first_d", self.own_row("first_h"), self.own_column)
         at = [self._at(i, own[i], place[i]) for i in range(3)]
         names = {"d": at[0], "h": at[1], "w": at[2], "empty": self.pooling.empty}
+        names["running"] = self.pooling.running[0]
         return fill(_HELD, **names, each=nest(_FOLDED, joined))
 
     def _at(self, i: int, own: str, element: int) -> str:
@@ -143,13 +147,12 @@ constexpr int FOLDED_D = $folded_d, FOLDED_H = $folded_h;
 constexpr int SHARED_H = $shared_h, SHARED_ROW = $row, SHARED_VALUES = $numbers;    // rows of a plane; numbers
 constexpr int SIZE_D = $size_d, SIZE_H = $size_h, SIZE_W = $size_w;
 constexpr int APART_D = $apart_d, APART_H = $apart_h, APART_W = $apart_w;
-struct alignas(8) Two { float of[2]; };    // neighbouring features
 // Where a row's column is: windows that follow each other begin in other banks.
 __device__ __forceinline__ constexpr int shared_column(int w) { return 8 * (w$gap); }
 """
 
 _PROLOGUE = """
-float* const shared_values = reinterpret_cast<float*>($at);    // of eight features, twice
+$running* const shared_values = reinterpret_cast<$running*>($at);    // of eight features, twice
 int eights = 0;    // so many were there
 """
 
@@ -162,7 +165,7 @@ const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && un
 _POOL = """
 #pragma unroll
 for (int m = 0; m < M_TILES; ++m) {
-    float* const values = shared_values + eights++ % 2 * SHARED_VALUES + 2 * quad;
+    $running* const values = shared_values + eights++ % 2 * SHARED_VALUES + 2 * quad;
 #pragma unroll
     for (int first_d = 0; first_d < OWN_D; first_d += FOLDED_D)
 #pragma unroll
@@ -177,7 +180,7 @@ for (int m = 0; m < M_TILES; ++m) {
         const int window = (turn * (THREADS / 32) + warp) * 8 + row;
         const int first_d = ${begin_d}window / (CELLS_H * CELLS_W) * APART_D;
         const int first_h = ${begin_h}window / CELLS_W % CELLS_H * APART_H;
-        const float* const from = values + (first_d * SHARED_H + first_h) * SHARED_ROW +
+        const $running* const from = values + (first_d * SHARED_H + first_h) * SHARED_ROW +
                                   shared_column(${begin_w}window % CELLS_W * APART_W);
         const Two pair = window < WINDOWS ? of_window(from) : Two{$empty, $empty};
 #pragma unroll
@@ -187,8 +190,10 @@ for (int m = 0; m < M_TILES; ++m) {
 """
 
 _WINDOW = """
+struct alignas(2 * sizeof($running)) Two { $running of[2]; };    // of neighbouring features
+
 // What the values of a window come to, of two features, which begin there.
-__device__ __forceinline__ Two of_window(const float* from) {
+__device__ __forceinline__ Two of_window(const $running* from) {
     Two pair = {$empty, $empty};
 #pragma unroll $rows
     for (int row = 0; row < SIZE_D * SIZE_H; ++row)
@@ -207,7 +212,7 @@ _HELD = """
 Two pair;
 #pragma unroll
 for (int half = 0; half < 2; ++half) {
-    Compute value = $empty;
+    $running value = $empty;
     $each
     pair.of[half] = value;
 }

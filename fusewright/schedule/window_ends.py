@@ -1,0 +1,66 @@
+"""Maxima of windows that are found from the greatest and the least value of each.
+
+Some functions dip: they fall up to a point and rise from there, as gelu, silu and mish do.  The maximum of one over a
+window is at one of the window's ends,
+
+    max f(x) = max(f(max x), f(min x)),
+
+whether or not a function that only rises or only falls stands between x and f.  So f is computed twice for each window,
+not once for each of its values; a NaN is both of their ends.  No window has padding alone: PyTorch pads half of one at
+most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from fusewright.ir import ops
+from fusewright.ir.intervals import interval, within
+from fusewright.ir.node import Node, topological
+from fusewright.schedule.chain import Map, depends_on
+from fusewright.schedule.contraction import Contraction
+
+# Functions of two that are ordered by each of them, for any value of the other one.
+ORDERED = ("add", "sub", "mul", "maximum", "minimum")
+
+# Values of a window from which on what is computed of its two ends is less.
+LEAST = 3
+
+
+def at_ends(c: Contraction) -> Contraction:
+    """The group with the last functions ahead of its pool as `ends`, if that is a maximum which these allow, and they
+    take longer than to compare."""
+    if c.window is None or c.before is None or c.ends is not None or c.window.op.kind != "max":
+        return c
+    ends = _dipping(c.before)
+    if ends is None or prod(c.window.op.kernel) < LEAST:
+        return c
+    return replace(c, before=None if ends.value is c.before.value else Map(c.before.value, ends.value), ends=ends)
+
+
+def _dipping(before: Map) -> Map | None:
+    """The end of a tree that is a function which dips, of functions that only rise or only fall."""
+    f = before.root
+    if not isinstance(f.op, ops.Pointwise) or not f.op.traits.dips:
+        return None
+    behind = depends_on(topological([f], (before.value,)), (before.value,)) | {before.value}
+    value, costly = f.arg(0), not f.op.traits.float_monotone
+    while value is not before.value and (inner := _ordered(value, behind)) is not None:
+        assert isinstance(value.op, ops.Pointwise)
+        costly, value = costly or (value.op.traits.arity == 1 and not value.op.traits.float_monotone), inner
+    return Map(value, f) if costly else None
+
+
+def _ordered(node: Node, behind: set[Node]) -> Node | None:
+    """What `node` only rises with, or only falls, whatever else it reads (which is the same for all of a window); a NaN
+    is one behind it."""
+    own = [a for a in node.inputs if a in behind]
+    if not isinstance(node.op, ops.Pointwise) or len(own) != 1 or node.inputs.count(own[0]) != 1:
+        return None
+    (x,), traits = own, node.op.traits
+    if traits.arity == 1:
+        kept = traits.monotone is not None and traits.nan_to_nan and within(interval(x), traits.domain)
+    else:
+        kept = node.op.fn in ORDERED or (node.op.fn == "div" and node.arg(0) is x)
+    return x if kept else None
