@@ -24,7 +24,7 @@ from fusewright.schedule.contraction import Contraction
 # Functions of two that are ordered by each of them, for any value of the other one.
 ORDERED = ("add", "sub", "mul", "maximum", "minimum")
 
-# Values of a window from which on what is computed of its two ends is less.
+# Values that a window has and the one before it does not, from which on what is computed of its two ends is less.
 LEAST = 3
 
 
@@ -33,8 +33,8 @@ def at_ends(c: Contraction) -> Contraction:
     take longer than to compare."""
     if c.window is None or c.before is None or c.ends is not None or c.window.op.kind != "max":
         return c
-    ends = _dipping(c.before)
-    if ends is None or prod(c.window.op.kernel) < LEAST:
+    ends, own = _dipping(c.before), map(min, c.window.op.kernel, c.window.op.stride)
+    if ends is None or prod(own) < LEAST:
         return c
     return replace(c, before=None if ends.value is c.before.value else Map(c.before.value, ends.value), ends=ends)
 

@@ -267,8 +267,8 @@ inline void after(const Call& call, const Channels& of, Compute* __restrict row,
     }
 }
 
-// The maximum of each window: results[count][BLOCK] at (d, h, w...), from the positions of a band, which begins at
-// (from_d, from_h, from_w).
+// The maximum of each window: results[count][BLOCK] at (d, h, w...), from the positions of a band, which begins
+// at (from_d, from_h, from_w).
 void pool(const Call& call, const Compute* __restrict band, int from_d, int from_h, int from_w, int d, int h, int w,
     int count, Compute* __restrict results) {
     for (int n = 0; n < count; ++n, results += BLOCK) {

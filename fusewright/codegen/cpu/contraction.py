@@ -327,7 +327,6 @@ class _Writer:
 
     def _strip(self) -> Lines:
         c, e = self.c, self.epilogue
-        pooled = c.window is not None
         last = "" if self.s.chunk >= self.c.channels else "if (chunk + CHUNK >= CHANNELS) "
         before = [e.call_of("before", "row", "to_w - from_w")] if e.has_before else []
         if e.beside:
@@ -342,7 +341,7 @@ class _Writer:
             **(along if self.c.box is None else dict.fromkeys(along, "0, 0, 1")),
             rows=self._positions("band", "begin", "end")[:2],
             before=before,
-            results=fill(texts.POOLED if pooled else texts.POSITIONS),
+            results=fill(texts.POSITIONS) if c.window is None else e.of_window(),
             after=after,
             take=e.take(),
         )
@@ -357,12 +356,11 @@ class _Writer:
             bands=bands,
             close_block=e.close_block(),
         )  # fmt: skip
-        beside = [f"std::vector<Line> {n} = std::vector<Line>(lines(PITCH * BLOCK));" for n in e.beside.values()]
         open_strip = ["own.over.assign(STRIP_D * STRIP_H * OVER, Folds(LANES));"] if channels else []
         open_strip += ["Fold all;"] if e.kind == "all" else []
         return fill(
             texts.STRIP,
-            over=[*(["std::vector<Folds> over;"] if channels else []), *beside],
+            over=[*(["std::vector<Folds> over;"] if channels else []), *e.scratch()],
             one_group=[] if channels else fill(texts.ONE_GROUP),
             positions=self._positions("first", "from", "to"),
             open_strip=open_strip,

@@ -20,11 +20,11 @@ from fusewright.schedule.chain import Map
 from fusewright.schedule.contraction import Contraction
 
 DIMENSIONS = "dhw"
-# How a window takes values in: its name, what it starts with, what joins; a maximum and a minimum keep a NaN.
+# How a window takes values in: its name, what it starts with, what joins {0}; a maximum and a minimum keep a NaN.
 _WINDOWS = {
-    "avg": ("mean", "0", "best[f] + value"),
-    "max": ("maximum", "-Compute(INFINITY)", "value > best[f] || value != value ? value : best[f]"),
-    "min": ("minimum", "Compute(INFINITY)", "value < best[f] || value != value ? value : best[f]"),
+    "avg": ("mean", "0", "{0} + value"),
+    "max": ("maximum", "-Compute(INFINITY)", "value > {0} || value != value ? value : {0}"),
+    "min": ("minimum", "Compute(INFINITY)", "value < {0} || value != value ? value : {0}"),
 }
 
 
@@ -89,7 +89,7 @@ class Epilogue:
             sample = "long long sample, " if of_sample else ""
             sections.append(fill(texts.CHANNEL_NUMBERS, fields=fields, loads=loads, sample=sample))
         sections += map(self._read_beside, self.beside)
-        for label, tree in (("before", self.c.before), ("after", self.c.after)):
+        for label, tree in self._trees.items():
             if tree is not None or (label == "before" and self.shifted):
                 sections.append(self._function(label, tree))
         if self.c.window is not None:
@@ -108,6 +108,11 @@ class Epilogue:
                 sections[-1] += ["constexpr int OVER = ceil_div(STRIP_W, LANES);    // folds of a row of results"]
                 sections.append(fill(texts.TAKE_FEATURES))
         return sections
+
+    @property
+    def _trees(self) -> dict[str, Map | None]:
+        """The pointwise trees by the names of their functions."""
+        return {"before": self.c.before, "at_end": self.c.ends, "after": self.c.after}
 
     @property
     def shifted(self) -> bool:
@@ -168,7 +173,8 @@ class Epilogue:
 
     def _function(self, label: str, tree: Map | None) -> Lines:
         """A function that applies a pointwise tree to a row of positions."""
-        about = f"// What follows the {'convolution' if label == 'before' else 'pooling'}, on `count` positions."
+        behind = {"before": "the convolution", "at_end": "what is greatest or least in windows", "after": "the pooling"}
+        about = f"// What follows {behind[label]}, on `count` positions."
         loop = lanes("for (int f = 0; f < BLOCK; ++f)", self._statements(label, tree), "f")
         beside = list(self.beside.values()) if label == "before" else []
         first = [("const Call&", "call"), *([("const Channels&", "of")] if self.channel_operands else [])]
@@ -193,7 +199,7 @@ class Epilogue:
 
     def call_of(self, label: str, row: str, count: str) -> str:
         """The statement that applies a tree to a row; only features that there are may have rare arguments."""
-        quick = calls(self._statements(label, self.c.before if label == "before" else self.c.after))
+        quick = calls(self._statements(label, self._trees[label]))
         here = [f"own.{here}.data()->at" for here in self.beside.values()] if label == "before" else []
         arguments = [*self.arguments, *here, row, count, *(["features"] if quick else [])]
         return f"{label}({', '.join(arguments)});"
@@ -215,7 +221,10 @@ class Epilogue:
     def _pool(self) -> Lines:
         assert self.c.window is not None
         op = self.c.window.op
-        kind, empty, join = _WINDOWS[op.kind]
+        # Where what is found goes, and what it is called on the way there.
+        found = {"results": ("best", op.kind)}
+        if self.c.ends is not None:
+            found |= {"least": ("lowest", "min")}
         bounds: Lines = []
         for i, a in enumerate(DIMENSIONS):
             start = f"{('d', 'h', '(w + n)')[i]} * POOL_STRIDE_{a.upper()}"
@@ -227,15 +236,34 @@ class Epilogue:
             else:
                 bounds.append(f"const int begin_{a} = {start} - from_{a}, end_{a} = begin_{a} + POOL_{a.upper()};")
         share = self._share()
+        kinds = [_WINDOWS[kind][0] for _, kind in found.values()]
         return fill(
             texts.POOL,
-            kind=kind,
+            kind=" and the ".join(kinds),
+            results=" and ".join(f"{to}[count][BLOCK]" for to in found),
+            pointers=", ".join(f"Compute* __restrict {to}" for to in found),
+            next=", ".join(f"{to} += BLOCK" for to in found),
             bounds=bounds,
-            start=empty,
-            join=join,
+            running=", ".join(f"{name}[BLOCK]" for name, _ in found.values()),
+            start=", ".join(f"{name}[f] = {_WINDOWS[kind][1]}" for name, kind in found.values()),
+            join=[f"{name}[f] = {_WINDOWS[kind][2].format(f'{name}[f]')};" for name, kind in found.values()],
             share=[share] if share else [],
-            result="best[f] * share" if share else "best[f]",
+            result=", ".join(f"{to}[f] = {name}[f]{' * share' * bool(share)}" for to, (name, _) in found.items()),
         )
+
+    def of_window(self) -> Lines:
+        """Statements that make a row of results of the positions of a band."""
+        if self.c.ends is None:
+            return fill(texts.POOLED, ends="results")
+        of_each = [self.call_of("at_end", row, "count") for row in ("results", "least")]
+        own = "Compute* least = own.least.data()->at;"
+        return [own, *fill(texts.POOLED, ends="results, least"), *of_each, *fill(texts.OF_ENDS)]
+
+    def scratch(self) -> Lines:
+        """What a thread has beside positions and results: rows of operands, and of what is least in windows."""
+        sizes = dict.fromkeys(self.beside.values(), "PITCH")
+        sizes |= {"least": "STRIP_W"} if self.c.ends is not None else {}
+        return [f"std::vector<Line> {n} = std::vector<Line>(lines({size} * BLOCK));" for n, size in sizes.items()]
 
     def _share(self) -> str:
         """What one position of an average pooling window counts."""

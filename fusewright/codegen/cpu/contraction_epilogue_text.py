@@ -85,14 +85,14 @@ for (int n = 0; n < count; n += RUN, row += RUN * BLOCK) {
 
 POOL = """
 
-// The $kind of each window: results[count][BLOCK] at (d, h, w...), from the positions of a band, which begins at
-// (from_d, from_h, from_w).
+// The $kind of each window: $results at (d, h, w...), from the positions of a band, which begins
+// at (from_d, from_h, from_w).
 void pool(const Call& call, const Compute* __restrict band, int from_d, int from_h, int from_w, int d, int h, int w,
-    int count, Compute* __restrict results) {
-    for (int n = 0; n < count; ++n, results += BLOCK) {
+    int count, $pointers) {
+    for (int n = 0; n < count; ++n, $next) {
         $bounds
-        Compute best[BLOCK];
-        for (int f = 0; f < BLOCK; ++f) best[f] = $start;
+        Compute $running;
+        for (int f = 0; f < BLOCK; ++f) $start;
         for (int i = begin_d; i < end_d; ++i)
             for (int j = begin_h; j < end_h; ++j)
                 for (int k = begin_w; k < end_w; ++k) {
@@ -100,14 +100,25 @@ void pool(const Call& call, const Compute* __restrict band, int from_d, int from
 #pragma omp simd
                     for (int f = 0; f < BLOCK; ++f) {
                         const Compute value = at[f];
-                        best[f] = $join;
+                        $join
                     }
                 }
         $share
 #pragma omp simd
-        for (int f = 0; f < BLOCK; ++f) results[f] = $result;
+        for (int f = 0; f < BLOCK; ++f) $result;
     }
 }
+"""
+
+POOLED = """
+Compute* results = own.results.data()->at;
+pool(call, band, begin_d, begin_h, from_w, d, h, first_w, count, $ends);
+"""
+
+# What follows falls up to a point and rises from there, and has been computed of both ends of each window.
+OF_ENDS = """
+for (int i = 0; i < count * BLOCK; ++i)
+    results[i] = least[i] > results[i] || least[i] != least[i] ? least[i] : results[i];
 """
 
 # GCC makes vectors of the last two loops since the second one is unrolled and the first one has no remainder.

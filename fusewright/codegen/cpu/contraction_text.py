@@ -302,10 +302,6 @@ for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
 
 # Without a pooling, positions are the results.
 POSITIONS = "const Compute* results = band + ((d - begin_d) * ROWS_H + h - begin_h) * PITCH * BLOCK;"
-POOLED = """
-Compute* results = own.results.data()->at;
-pool(call, band, begin_d, begin_h, from_w, d, h, first_w, count, results);
-"""
 
 ENTRY = """
 const Call call = {$fields};

@@ -27,6 +27,7 @@ from fusewright.runtime.native import launcher
 from fusewright.schedule import contraction
 from fusewright.schedule.cost import Work
 from fusewright.schedule.strips import Strips, candidates, is_channelwise
+from fusewright.schedule.window_ends import at_ends
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 F16, BF16, F64 = torch.float16, torch.bfloat16, torch.float64
@@ -199,6 +200,33 @@ def test_windows_that_begin_apart(window: tuple[int, ...], step: tuple[int, ...]
         torch.testing.assert_close(
             run(x, *tensors).double(), deepcopy(model).double()(x.double()), rtol=1e-5, atol=1e-5
         )
+
+
+ENDS = {
+    "plain": Case((17, 23), 3, 20, pool="max", window=(3, 3), step=(2, 2), pool_padding=(1, 1), before=("gelu",)),
+    "more behind, and ahead": Case(
+        (17, 23), 3, 35, bias=False, pool="max", window=(4, 2), step=(4, 2), before=("gate", "times channel", "mish"),
+        after=("both",), fold="sum", fold_dims="cp",
+    ),
+    "half precision": Case((9, 19), 3, 7, dtype=BF16, pool="max", window=(2, 3), step=(2, 3), before=("hardswish",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_windows_of_their_ends(name: str) -> None:
+    """Of functions that dip: of the greatest and the least value of each window, NaN and infinities included."""
+    case = replace(ENDS[name], batch=4)
+    f = found(case)
+    f = replace(f, group=at_ends(f.group))
+    assert f.group.ends is not None
+    made = kernel(f, ways(f)[0])
+    assert "void at_end(" in made.source
+    assert_right(f, launcher(made), x := case.example())
+    for sample, value in zip(x, (nan, inf, -inf), strict=False):
+        sample[1, 4, 5] = value
+    want, got = f.reference(x)[0], launcher(made)(*f.tensors(x)).double()
+    assert want.isnan().any() and got[3:].isfinite().all()
+    torch.testing.assert_close(got.isnan(), want.isnan())
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "amax", "amin"])
