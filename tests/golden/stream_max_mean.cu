@@ -246,14 +246,18 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
                 fold[e].take(taken);
             }
         }
-        for (; r < end; r += TEAM) {
-            float value[V];
-            reduced_values(r, value);
+        if (r < end) {  // what is left is on its way at once, too
+            float value[AT_ONCE][V];
 #pragma unroll
-            for (int e = 0; e < V; ++e) {
-                const float taken[1] = {value[e]};
-                fold[e].take(taken);
-            }
+            for (int t = 0; t < AT_ONCE; ++t) reduced_values(min(r + t * TEAM, end - 1), value[t]);
+#pragma unroll
+            for (int t = 0; t < AT_ONCE; ++t)
+                if (r + t * TEAM < end)
+#pragma unroll
+                    for (int e = 0; e < V; ++e) {
+                        const float taken[1] = {value[t][e]};
+                        fold[e].take(taken);
+                    }
         }
         __shared__ First others[TEAM - 1][LANES][V];
         if (member > 0)
@@ -309,14 +313,18 @@ __device__ __forceinline__ void tall(const Data& d, float* out) {
                 fold[e].take(taken);
             }
         }
-        for (; r < end; r += TEAM) {
-            float value[V];
-            reduced_values(r, value);
+        if (r < end) {  // what is left is on its way at once, too
+            float value[AT_ONCE][V];
 #pragma unroll
-            for (int e = 0; e < V; ++e) {
-                const float taken[1] = {value[e]};
-                fold[e].take(taken);
-            }
+            for (int t = 0; t < AT_ONCE; ++t) reduced_values(min(r + t * TEAM, end - 1), value[t]);
+#pragma unroll
+            for (int t = 0; t < AT_ONCE; ++t)
+                if (r + t * TEAM < end)
+#pragma unroll
+                    for (int e = 0; e < V; ++e) {
+                        const float taken[1] = {value[t][e]};
+                        fold[e].take(taken);
+                    }
         }
         __shared__ First others[TEAM - 1][LANES][V];
         if (member > 0)

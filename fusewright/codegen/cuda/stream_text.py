@@ -168,14 +168,18 @@ $head {
                 fold[e].take(taken$at_each);
             }
         }
-        for (; r < end; r += TEAM) {
-            $T value[V];
-            reduced_values(r, value);
+        if (r < end) {  // what is left is on its way at once, too
+            $T value[AT_ONCE][V];
 #pragma unroll
-            for (int e = 0; e < V; ++e) {
-                const $T taken[1] = {value[e]};
-                fold[e].take(taken$at);
-            }
+            for (int t = 0; t < AT_ONCE; ++t) reduced_values(min(r + t * TEAM, end - 1), value[t]);
+#pragma unroll
+            for (int t = 0; t < AT_ONCE; ++t)
+                if (r + t * TEAM < end)
+#pragma unroll
+                    for (int e = 0; e < V; ++e) {
+                        const $T taken[1] = {value[t][e]};
+                        fold[e].take(taken$at);
+                    }
         }
         $join
         $write
