@@ -246,18 +246,14 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
                 fold[e].take(taken);
             }
         }
-        if (r < end) {  // what is left is on its way at once, too
-            float value[AT_ONCE][V];
+        for (; r < end; r += TEAM) {
+            float value[V];
+            reduced_values(r, value);
 #pragma unroll
-            for (int t = 0; t < AT_ONCE; ++t) reduced_values(min(r + t * TEAM, end - 1), value[t]);
-#pragma unroll
-            for (int t = 0; t < AT_ONCE; ++t)
-                if (r + t * TEAM < end)
-#pragma unroll
-                    for (int e = 0; e < V; ++e) {
-                        const float taken[1] = {value[t][e]};
-                        fold[e].take(taken);
-                    }
+            for (int e = 0; e < V; ++e) {
+                const float taken[1] = {value[e]};
+                fold[e].take(taken);
+            }
         }
         __shared__ First others[TEAM - 1][LANES][V];
         if (member > 0)
@@ -313,18 +309,14 @@ __device__ __forceinline__ void tall(const Data& d, float* out) {
                 fold[e].take(taken);
             }
         }
-        if (r < end) {  // what is left is on its way at once, too
-            float value[AT_ONCE][V];
+        for (; r < end; r += TEAM) {
+            float value[V];
+            reduced_values(r, value);
 #pragma unroll
-            for (int t = 0; t < AT_ONCE; ++t) reduced_values(min(r + t * TEAM, end - 1), value[t]);
-#pragma unroll
-            for (int t = 0; t < AT_ONCE; ++t)
-                if (r + t * TEAM < end)
-#pragma unroll
-                    for (int e = 0; e < V; ++e) {
-                        const float taken[1] = {value[t][e]};
-                        fold[e].take(taken);
-                    }
+            for (int e = 0; e < V; ++e) {
+                const float taken[1] = {value[e]};
+                fold[e].take(taken);
+            }
         }
         __shared__ First others[TEAM - 1][LANES][V];
         if (member > 0)

@@ -467,7 +467,7 @@ class Writer(StreamSections):
             decode_reduced=decode("r", self.axes["first"], ""),
             join=fill(text.COLUMNS_JOIN) if team > 1 else [],
             at_each=self.at("r", "TEAM"),
-            at=self.at("r + t * TEAM"),
+            at=self.at("r"),
             write=[f"if ({'member == 0 && ' if team > 1 else ''}item < items) {{", *indent(write), "}"],
             **self._common(),
             **names,

@@ -168,18 +168,14 @@ $head {
                 fold[e].take(taken$at_each);
             }
         }
-        if (r < end) {  // what is left is on its way at once, too
-            $T value[AT_ONCE][V];
+        for (; r < end; r += TEAM) {
+            $T value[V];
+            reduced_values(r, value);
 #pragma unroll
-            for (int t = 0; t < AT_ONCE; ++t) reduced_values(min(r + t * TEAM, end - 1), value[t]);
-#pragma unroll
-            for (int t = 0; t < AT_ONCE; ++t)
-                if (r + t * TEAM < end)
-#pragma unroll
-                    for (int e = 0; e < V; ++e) {
-                        const $T taken[1] = {value[t][e]};
-                        fold[e].take(taken$at);
-                    }
+            for (int e = 0; e < V; ++e) {
+                const $T taken[1] = {value[e]};
+                fold[e].take(taken$at);
+            }
         }
         $join
         $write
