@@ -32,11 +32,11 @@ from fusewright.schedule.stream_record import Tree
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Numbers of x and of w that are multiplied between two additions in float32.
-CHUNK = 32
+CHUNK = 64
 # Rows of x of a block, and features of a warpgroup.
 COLUMNS, FEATURES = (16, 32, 64, 96, 128), 64
 # Warpgroups of a block; of three, threads have registers for fewer columns.
-GROUPS, OF_THREE = (1, 2, 3), 64
+GROUPS, OF_THREE = (1, 2, 3), 32
 # Into how many parts what is summed may be cut, of which a further launch adds up the results.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 # Bytes of shared memory for what is on its way, and chunks of it.
@@ -47,7 +47,7 @@ TILES = 6
 MOST_PACKED = 2**30
 # Cycles per second; bytes per cycle that a multiprocessor gets from the level-2 cache; cycles that a block takes beside
 # its chunks, and a chunk beside its products; bytes per second of memory.
-CLOCK, STREAMED, BLOCK, STEP, MEMORY = 1.75e9, 28.0, 6000.0, 100.0, 2.8e12
+CLOCK, STREAMED, BLOCK, STEP, MEMORY = 1.75e9, 24.0, 6000.0, 100.0, 2.8e12
 # Seconds of a launch that follows another.
 LAUNCH = 5e-6
 
@@ -152,7 +152,7 @@ class MatmulTile:
     @property
     def stage_bytes(self) -> int:
         """Of a chunk of x: two numbers of tf32 for each of its own, or one."""
-        return 4 * self.numbers * CHUNK * self.columns
+        return 2 * self.numbers * CHUNK * self.columns
 
     @property
     def numbers(self) -> int:
@@ -312,7 +312,7 @@ def seconds(group: Linear, t: MatmulTile, of: Extent) -> float:
     multiplied = (4 if t.rounded else 12) * (t.columns / 2) * t.groups + STEP
     streamed = (t.stage_bytes + 4 * CHUNK * t.features) / STREAMED
     cycles = ceil(blocks / at_once) * (chunks * max(multiplied, streamed) * (at_once // MULTIPROCESSORS) + BLOCK)
-    packed = 4 * (1 + t.numbers) * across * t.columns * k
+    packed = (4 + 2 * t.numbers) * across * t.columns * k
     joined = 0 if t.parts == 1 else 4 * (2 * t.parts + 1) * m * n
     passing = (packed + joined) / MEMORY + LAUNCH * (1 + (t.parts > 1))
     return max(cycles / CLOCK, 4 * n * k / MEMORY) + passing

@@ -1,7 +1,7 @@
 // fusewright/codegen/cuda/primitives.py on a CPU: each where its text was in the kernel (USES_name).
 #pragma once
 
-#if defined(USES_elements) || defined(USES_mma_bf16) || defined(USES_mma_fp16) || defined(USES_warpgroup)
+#if defined(USES_elements) || defined(USES_halves) || defined(USES_mma_bf16) || defined(USES_mma_fp16) || defined(USES_warpgroup)
 namespace emulation {
 namespace {
 
@@ -265,6 +265,7 @@ inline unsigned long long shared_matrix(const void* start, int along, int down) 
     return at >> 4 | (unsigned long long)(along >> 4) << 16 | (unsigned long long)(down >> 4) << 32;
 }
 inline void fence_async() {}
+inline void fence_async_global() {}
 inline void warpgroup_arrive() {}
 inline void warpgroup_commit() { emulation::products_commit(); }
 inline void warpgroup_wait() { emulation::products_wait(0); }
@@ -367,7 +368,7 @@ inline double cluster_load(const double* shared, unsigned rank) {
 }
 #endif
 
-#ifdef USES_elements
+#if defined(USES_elements) || defined(USES_halves)
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
 inline float widened(float x) { return x; }
@@ -396,6 +397,14 @@ template <> struct narrow_to<fp16> {
         return {static_cast<unsigned short>(sign | ((unsigned(unit + 24) << 10) + count))};
     }
 };
+#endif
+
+#ifdef USES_halves
+inline unsigned pair_of_halves(float x, float y) {
+    return narrow_to<fp16>::of(x).bits | unsigned(narrow_to<fp16>::of(y).bits) << 16;
+}
+inline float first_half(unsigned pair) { return emulation::value_of_fp16(pair & 0xffff); }
+inline float second_half(unsigned pair) { return emulation::value_of_fp16(pair >> 16); }
 #endif
 
 }  // namespace

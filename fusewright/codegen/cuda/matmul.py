@@ -15,7 +15,7 @@ from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import matmul_text
 from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import with_primitives
-from fusewright.codegen.cuda.split_text import ROUND, SPLIT
+from fusewright.codegen.cuda.split_text import HALVES, LEFT, ROUND_HALVES, SPLIT_HALVES
 from fusewright.codegen.cuda.stream_text import JOINED
 from fusewright.codegen.cuda.stream_values import tree
 from fusewright.codegen.text import Lines, fill
@@ -27,6 +27,8 @@ from fusewright.schedule.matmul import CHUNK, Linear, MatmulTile
 ARCH, CAPABILITY = "sm_90a", 90
 # Threads of the launches before and behind.
 THREADS = 256
+# Rows of x that a block packs: where they lie side by side in memory, a sector of them.
+OWN = {False: 2, True: 8}
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,12 @@ class _Names:
         told = {"long long rows": Argument("long", self.rows)}
         return told if self.features.isdecimal() else told | {"int O": Argument("int", self.features)}
 
-    def parameters(self, read: list[str], written: str, counts: list[str]) -> str:
+    def parameters(self, read: list[str], written: list[str], counts: list[str]) -> str:
         """Text of those of a kernel: pointers, and lengths."""
-        kinds = {"reduced": "double"} | {name: ELEMENT[n.dtype] for n, name in self.tensors.items()}
+        kinds = {"reduced": "double", "scales": "Scales"} | {name: ELEMENT[n.dtype] for n, name in self.tensors.items()}
         pointers = (f"const {kinds.get(name, 'float')}* __restrict__ {name}" for name in read)
-        return ", ".join([*pointers, f"{kinds.get(written, 'float')}* __restrict__ {written}", *counts])
+        others = (f"{kinds.get(name, 'float')}* __restrict__ {name}" for name in written)
+        return ", ".join([*pointers, *others, *counts])
 
     def shape(self, node: Node) -> tuple[str, ...]:
         """That of a tensor as it lies in memory."""
@@ -128,20 +131,22 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
     of, rows, samples, chunks = names.tensors, names.rows, names.samples, -(-group.summed // CHUNK)
     across = f"{samples} * ceil_div({rows}, {t.columns})"
     blocks = f"{across} * ceil_div({names.features}, {t.features})"
-    packed = Array("packed", (f"{across} * {chunks * t.stage_bytes // 4}",), group.x.dtype)
+    packed, rest = (
+        Array(name, (f"{across} * {chunks * t.stage_bytes // 4}",), group.x.dtype) for name in ("packed", "rest")
+    )
     partial = Array("partial", (f"{t.parts} * {rows} * {names.features}",), group.x.dtype)
     planes = 0 if group.fold is None else PLANES[group.fold.op.kind]
     reduced = Array("reduced", (f"{planes} * {blocks}",), torch.float64)
     written = _written(group, t)
     read = () if t.parts > 1 else tuple(n for n in names.behind.values() if n != "w")
     counts = tuple(names.counts.values())
-    packing = f"ceil_div({across} * {t.columns * 2 * chunks}, {THREADS})"
-    of_pack = (counts[0], *([Argument("long", samples)] if group.by_sample else []))
+    scales = Array("scales", (f"{across} * {2 * t.columns}",), group.x.dtype)
+    packing = f"{across} * {t.columns // OWN[group.turned]}"
     launches = [
-        Launch(f"{name}_pack", (*_pointers(of[group.x], "packed"), *of_pack), (packing, "1", "1"), THREADS),
+        Launch(f"{name}_pack", (*_pointers(of[group.x], "packed", "scales"), counts[0]), (packing, "1", "1"), THREADS),
         Launch(
-            name, (*_pointers("packed", of[group.w], *read, written), *counts), (blocks, str(t.parts), "1"),
-            128 * t.groups, t.stages * (t.stage_bytes + 16),
+            name, (*_pointers("packed", "scales", of[group.x], of[group.w], *read, "rest", written), *counts),
+            (blocks, str(t.parts), "1"), 128 * t.groups, t.stages * (t.stage_bytes + 16),
         ),
     ]  # fmt: skip
     if t.parts > 1:
@@ -165,7 +170,7 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
         shapes=tuple(map(names.shape, operands)),
         sizes=tuple(sizes),
         output=Array("out", names.result if group.fold is None else ("1",) * group.root.ndim, group.root.dtype),
-        scratch=(packed, *(array for array in (partial, reduced) if array.name == written)),
+        scratch=(packed, scales, rest, *(array for array in (partial, reduced) if array.name == written)),
         launches=tuple(launches),
         reference=reference,
         needs=CAPABILITY,
@@ -193,19 +198,20 @@ def _source(names: _Names, t: MatmulTile, name: str, read: tuple[str, ...]) -> s
         fill(
             matmul_text.CONSTANTS, summed=group.summed, features=known, columns=t.columns, groups=t.groups,
             stages=t.stages, parts=t.parts, samples=by_rows, numbers=t.numbers,
-            split=fill(ROUND if t.rounded else SPLIT),
+            split=[*fill(HALVES), *fill(ROUND_HALVES if t.rounded else SPLIT_HALVES), *fill(LEFT)],
         ),
         *_fold(group),
+        fill(matmul_text.LAY_OUT, read=fill(matmul_text.READ_ROW[group.turned])),
         fill(
-            matmul_text.PACK, name=name, counts=", ".join([counts[0], *(["long long samples"] if by_sample else [])]),
+            matmul_text.PACK, name=name, counts=counts[0], own=OWN[group.turned],
             place=fill(matmul_text.PLACE[by_sample]), inside=matmul_text.INSIDE[by_sample],
-            read=fill(matmul_text.READ_ROW[group.turned]),
         ),
         fill(
             matmul_text.KERNEL, name=name, columns=t.columns, per_sm=t.per_sm,
-            parameters=names.parameters(["packed", "w", *read], written, counts),
+            parameters=names.parameters(["packed", "scales", "source", "w", *read], ["rest", written], counts),
             sample=_sample(names, read) if by_sample else [], block="block" if by_sample else "blockIdx.x",
             read=fill(matmul_text.READ[group.features_first]),
+            lay_out_rest=fill(matmul_text.LAY_OUT_REST, first="sample * rows" if by_sample else "0"),
             products=fill(matmul_text.PRODUCTS[t.rounded], columns=t.columns),
             write=_write(names, t, at), reduce=[] if group.fold is None else fill(matmul_text.REDUCE),
         ),
@@ -249,11 +255,13 @@ def _finish(names: _Names, t: MatmulTile, name: str) -> Lines:
     if group.fold is not None:
         read = {n: f"{each}[0]" for n, each in names.last.items()}
         lines, value = tree(group.last, group.fold.node, read | {group.fold.node: "sum"})
-        parameters = names.parameters(["reduced", *names.last.values()], "out", ["long long blocks", "long long count"])
+        parameters = names.parameters(
+            ["reduced", *names.last.values()], ["out"], ["long long blocks", "long long count"]
+        )
         return fill(matmul_text.JOIN, name=name, parameters=parameters, lines=lines, value=value)
     if t.parts == 1:
         return []
-    parameters = names.parameters(["partial", *names.behind.values()], "out", list(names.counts))
+    parameters = names.parameters(["partial", *names.behind.values()], ["out"], list(names.counts))
     return fill(
         matmul_text.FINISH, name=name, parameters=parameters, sum=f"total{names.bias}",
         feature=matmul_text.FEATURE[group.across], **_after(names, matmul_text.ROW[group.across]),

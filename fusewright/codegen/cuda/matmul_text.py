@@ -8,12 +8,12 @@ CONSTANTS = """
 constexpr int K = $summed$features;
 $samples
 constexpr int COLUMNS = $columns, WARPGROUPS = $groups, FEATURES = 64 * WARPGROUPS;
-// K is gone through in chunks, [part of a number][vector][row of x][4 numbers]; the next ones are on their way.
+// K is gone through in chunks, [part of a number][vector][row of x][8 halves]; the next ones are on their way.
 // Each of PARTS blocks has a part of them.
-constexpr int CHUNK = 32, VECTORS = CHUNK / 4, CHUNKS = (K + CHUNK - 1) / CHUNK, STAGES = $stages;
+constexpr int CHUNK = 64, VECTORS = CHUNK / 8, CHUNKS = (K + CHUNK - 1) / CHUNK, STAGES = $stages;
 constexpr int PARTS = $parts, CHUNKS_OF_PART = (CHUNKS + PARTS - 1) / PARTS;
-constexpr int MATRIX = VECTORS * COLUMNS * 4;    // numbers
-// Those of tf32 that one of x is: the nearest one, or with it what is left.
+constexpr int MATRIX = VECTORS * COLUMNS * 4;    // words
+// Halves that a number of x is: the nearest one, or with it what is left.
 constexpr int NUMBERS = $numbers, STAGE = NUMBERS * MATRIX;
 // What makes up for it that tensor cores truncate a chunk's sum, where that has more than half of its numbers.
 constexpr float TRUNCATED = K > CHUNK / 2 ? 1 + 0x1p-23f : 1;
@@ -54,42 +54,44 @@ for (int j = 0; j < 16; ++j) {
 """,
 }
 
-# Which row of x a thread packs, and whether there is one: of all rows, and of every sample's.
+# Which row of x a column of blocks is, of all rows and of every sample's; and whether there is one.
 PLACE = {
     False: """
-const long long across = i / (COLUMNS * 2 * CHUNKS), row = across * COLUMNS + column;
-if (across * COLUMNS >= rows) return;
+const long long row = across * COLUMNS + column;
 """,
     True: """
-const long long across = i / (COLUMNS * 2 * CHUNKS), across_all = (rows + COLUMNS - 1) / COLUMNS;
-if (across >= samples * across_all) return;
+const long long across_all = (rows + COLUMNS - 1) / COLUMNS;
 const long long of_sample = across % across_all * COLUMNS + column, row = across / across_all * rows + of_sample;
 """,
 }
 INSIDE = {False: "row < rows", True: "of_sample < rows"}
 
-PACK = """
-// Split x and lay it out as a block copies it, zeros behind its last row.  Which of a chunk's numbers an instruction
-// multiplies together does not matter: vector j of every sixteen has numbers j, j + 4, j + 8 and j + 12, so that a
-// thread of the kernel reads four neighbours of a weight, of each vector one.
-extern "C" __global__ void __launch_bounds__(256)
-${name}_pack(const float* __restrict__ x, float* __restrict__ packed, $counts) {
-    await_launches();
-    const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
-    const int column = i % COLUMNS, sixteen = i / COLUMNS % (2 * CHUNKS);
-    $place
-    float numbers[16] = {};
-    if ($inside)
+LAY_OUT = """
+// A number of x is two halves once its row is multiplied by a power of two, so that its greatest lies between 2^14 and
+// 2^15: then what halves lose is below 2^-40 of that.  A row of which more than one number in FEW is less than about
+// 2^-APART of the greatest is taken in two layers, those numbers by themselves as the second one.
+constexpr int APART = 17, FEW = 32;
+// What takes a row's scale back, and that of its second layer: negative where that is not asked for but by weights.
+struct alignas(8) Scales { float first, rest; };
+
+// Sixteen numbers of a row.
+__device__ __forceinline__ void read_sixteen(const float* x, long long row, int sixteen, float (&numbers)[16]) {
 #pragma unroll
-        $read
-    float* const to = packed + (across * CHUNKS + sixteen / 2) * STAGE + (sixteen % 2 * 4 * COLUMNS + column) * 4;
+    $read
+}
+
+// Lay sixteen numbers of a row out as blocks copy them, scaled.  Which of a chunk's numbers an instruction multiplies
+// together does not matter: the first vector of every sixteen has numbers 0, 1, 4, 5, 8 and so on, so that a thread of
+// the kernel reads four neighbours of a weight, of either vector two.
+__device__ __forceinline__ void lay_out(const float (&numbers)[16], float unit, int sixteen, int column, float* to) {
+    to += (long long)(sixteen / 4) * STAGE + (sixteen % 4 * 2 * COLUMNS + column) * 4;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 2; ++j) {
         uint4 big, small;
         unsigned *const bigs = &big.x, *const smalls = &small.x;
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
-            const Split each = split(numbers[4 * p + j]);
+            const Split each = split(numbers[4 * p + 2 * j] * unit, numbers[4 * p + 2 * j + 1] * unit);
             bigs[p] = each.big, smalls[p] = each.small;
         }
         *reinterpret_cast<uint4*>(to + j * 4 * COLUMNS) = big;
@@ -98,18 +100,103 @@ ${name}_pack(const float* __restrict__ x, float* __restrict__ packed, $counts) {
 }
 """
 
+PACK = """
+// Lay x out, zeros behind its last row.
+extern "C" __global__ void __launch_bounds__(256)
+${name}_pack(const float* __restrict__ x, float* __restrict__ packed, Scales* __restrict__ scales, $counts) {
+    await_launches();
+    constexpr int OWN = $own, MEMBERS = 256 / OWN;    // rows of a block, and threads of each
+    const int member = threadIdx.x / OWN, own = threadIdx.x % OWN;
+    const int column = blockIdx.x % (COLUMNS / OWN) * OWN + own;
+    const long long across = blockIdx.x / (COLUMNS / OWN);
+    $place
+    __shared__ float parts[8][OWN];
+    // The greatest, or the sum, of what all threads of a row have.
+    const auto joined = [&](float value, bool added) {
+        const auto join = [&](float a, float b) { return added ? a + b : fmaxf(a, b); };
+#pragma unroll
+        for (int distance = OWN; distance < 32; distance *= 2)
+            value = join(value, __shfl_xor_sync(0xffffffffu, value, distance));
+        __syncthreads();
+        if (threadIdx.x % 32 < OWN) parts[threadIdx.x / 32][own] = value;
+        __syncthreads();
+        value = parts[0][own];
+        for (int warp = 1; warp < 8; ++warp) value = join(value, parts[warp][own]);
+        return value;
+    };
+    const bool inside = $inside;
+    float most = 0;
+#pragma unroll 2
+    for (int sixteen = member; sixteen < 4 * CHUNKS; sixteen += MEMBERS) {
+        float numbers[16] = {};
+        if (inside) read_sixteen(x, row, sixteen, numbers);
+#pragma unroll
+        for (int j = 0; j < 16; ++j) most = fmaxf(most, finite_size(numbers[j]));
+    }
+    most = joined(most, false);
+    const int exponent = unit_exponent(most);
+    const float unit = power_of_two(exponent), less = power_of_two(14 - exponent - APART);
+    float* const chunks = packed + across * CHUNKS * STAGE;
+    float few = 0, most_of_rest = 0;    // numbers of the second layer
+#pragma unroll 2
+    for (int sixteen = member; sixteen < 4 * CHUNKS; sixteen += MEMBERS) {
+        float numbers[16] = {};
+        if (inside) read_sixteen(x, row, sixteen, numbers);
+        lay_out(numbers, unit, sixteen, column, chunks);
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+            const float rest = fabsf(numbers[j]) < less ? fabsf(numbers[j]) : 0;
+            few += rest > 0, most_of_rest = fmaxf(most_of_rest, rest);
+        }
+    }
+    const bool wide = FEW * joined(few, true) > K;
+    const float rest = power_of_two(14 - unit_exponent(joined(most_of_rest, false)));
+    if (member == 0) scales[across * COLUMNS + column] = {power_of_two(14 - exponent), wide ? rest : -rest};
+    if (!wide) return;
+    for (int sixteen = member; sixteen < 4 * CHUNKS; sixteen += MEMBERS) {
+        float numbers[16];
+        read_sixteen(x, row, sixteen, numbers);
+#pragma unroll
+        for (int j = 0; j < 16; ++j) numbers[j] = fabsf(numbers[j]) < less ? 0 : numbers[j];
+        lay_out(numbers, unit, sixteen, column, chunks);
+    }
+}
+"""
+
+# How a block lays out what its wide rows have left, where it has any: others do the same meanwhile.
+LAY_OUT_REST = """
+for (int i = threadIdx.x; i < 4 * steps * COLUMNS; i += THREADS) {
+    const int column = i % COLUMNS, sixteen = 4 * first_chunk + i / COLUMNS;
+    const long long row = $first + (long long)across * COLUMNS + column, last = $first + rows;
+    const Scales scale = scales[(long long)across * COLUMNS + column];
+    const float own = fabsf(scale.rest), unit = power_of_two(14) / scale.first;
+    float numbers[16] = {};
+    if (row < last) read_sixteen(source, row, sixteen, numbers);
+    // Twice the scale is the least power of two that all of them are below, and nothing else is.  Where the first layer
+    // has them, this one has what that loses.
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+        const float lost = scale.rest > 0 ? numbers[j] : left(numbers[j] * unit) / unit;
+        numbers[j] = fabsf(numbers[j]) < 2 * own ? lost : 0;
+    }
+    lay_out(numbers, power_of_two(14) / own, sixteen, column, rest + (long long)across * CHUNKS * STAGE);
+}
+fence_async_global();
+__syncthreads();
+"""
+
 # How a thread reads its numbers of a weight that lies as (N, K), and as (K, N).
 READ = {
     True: """
 #pragma unroll
-for (int i = 0; i < 4; ++i) {
+for (int i = 0; i < 8; ++i) {
     const int k = chunk * CHUNK + 16 * (i / 2) + 4 * quad;
     fetched[i] = four(w + (long long)min(first_feature + 8 * (i % 2), O - 1) * K, k);
 }
 """,
     False: """
 #pragma unroll
-for (int i = 0; i < 16; ++i) {
+for (int i = 0; i < 32; ++i) {
     const int k = chunk * CHUNK + 16 * (i / 8) + 4 * quad + i % 4;
     const int feature = min(first_feature + 8 * (i / 4 % 2), O - 1);
     (&fetched[i / 4].x)[i % 4] = k < K ? __ldg(w + (long long)k * O + feature) : 0;
@@ -137,32 +224,78 @@ $name($parameters) {
     if (threadIdx.x == 0)
         for (int i = 0; i < STAGES; ++i) landing_open(landed + i, 1), landing_open(read + i, THREADS / 32);
     fence_async();
-    __syncthreads();
+    // Whether numbers are too far apart: of rows, or of a chunk of weights, which shows as they are split.
+    bool far = false;
+    for (int i = threadIdx.x; i < COLUMNS; i += THREADS) far |= scales[(long long)across * COLUMNS + i].rest > 0;
+    far = __syncthreads_or(far);
+    // Then all is done in layers, second ones of x first, behind the `done` steps of those that found out.
+    int done = 0, all = steps;
     const auto start_copy = [&](int step) {
-        const int stage = step % STAGES, turn = step / STAGES;
-        if (step >= steps) return;
+        const int stage = step % STAGES, turn = step / STAGES, own = step - done;
+        if (own >= all) return;
         if (turn > 0) landing_wait(read + stage, (turn - 1) % 2);
-        const float* const from = packed + ((long long)across * CHUNKS + first_chunk + step) * STAGE;
+        const float* const layer = all > steps && own < 2 * steps ? rest : packed;
+        const float* const from = layer + ((long long)across * CHUNKS + first_chunk + own % steps) * STAGE;
         copy_bulk(staged + stage * STAGE, from, STAGE * int(sizeof(float)), landed + stage);
         landing_close(landed + stage);
     };
-    if (threadIdx.x == 0)
-        for (int step = 0; step < AHEAD; ++step) start_copy(step);
+    const auto start_copies = [&] {
+        if (threadIdx.x == 0)
+            for (int step = 0; step < AHEAD; ++step) start_copy(done + step);
+    };
 
     const int first_feature = block_o * FEATURES + 16 * warp + lane / 4;    // and the eighth behind
-    float4 fetched[4];    // sixteen numbers of one feature and of the other, and of those behind
+    float4 fetched[8];    // four numbers of one feature and of the other, and of those sixteen behind, and so on
     const auto fetch = [&](int chunk) {
         $read
     };
-    const auto split_fetched = [&](Split(&to)[4][4]) {
+    // The greatest of a feature, of four lanes'.
+    const auto most_fetched = [&](int half) {
+        float most = 0;
 #pragma unroll
-        for (int i = 0; i < 16; ++i)
-            to[i / 8 * 2 + i % 4 / 2][i / 4 % 2 + i % 2 * 2] = split((&fetched[i / 4].x)[i % 4]);
+        for (int i = 0; i < 16; ++i) most = fmaxf(most, finite_size((&fetched[i / 4 * 2 + half].x)[i % 4]));
+#pragma unroll
+        for (int distance = 1; distance < 4; distance *= 2)
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
+        return most;
+    };
+    const auto split_fetched = [&](Own& own, bool watched) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int exponent = min(unit_exponent(most_fetched(half)), 112);
+            const float unit = power_of_two(exponent), less = power_of_two(14 - APART - exponent);
+            int few = 0;
+#pragma unroll
+            for (int i = 0; watched && i < 16; ++i) {
+                const float number = (&fetched[i / 4 * 2 + half].x)[i % 4];
+                few += fabsf(number) < less && number != 0;
+            }
+            far |= few > 2;
+            own.scale[half] = power_of_two(-14 - exponent) * TRUNCATED;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float4 four = fetched[2 * i + half];
+                own.of[i][half] = split(four.x * unit, four.y * unit);
+                own.of[i][half + 2] = split(four.z * unit, four.w * unit);
+            }
+        }
     };
     float sums[COLUMNS / 8][4] = {};
-    // Multiply a chunk by what has been split of the weight, by instruction: of a feature and the eighth behind, first
-    // and second numbers.  Meanwhile the next ones are split.
-    const auto multiply = [&](int step, const Split(&own)[4][4], Split(&next)[4][4]) {
+    // Of what was fetched of each feature, one layer alone.
+    const auto keep_layer = [&](bool second) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float less = power_of_two(14 - APART - unit_exponent(most_fetched(half)));
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                float& number = (&fetched[i / 4 * 2 + half].x)[i % 4];
+                number = (fabsf(number) < less) == second ? number : 0;
+            }
+        }
+    };
+    // Multiply the copied chunk of a step by what has been split of the weight, by instruction: of a feature and the
+    // eighth behind, first and second numbers.  Meanwhile the `next` ones are split, if any.
+    const auto multiply = [&](int step, const Own& own, Own* next) {
         const int stage = step % STAGES;
         if (threadIdx.x == 0) start_copy(step + AHEAD);
         landing_wait(landed + stage, step / STAGES % 2);
@@ -171,25 +304,53 @@ $name($parameters) {
         warpgroup_arrive();
         $products
         warpgroup_commit();
-        if (step + 1 < steps) split_fetched(next);
-        if (step + 2 < steps) fetch(first_chunk + step + 2);
+        if (next != nullptr && step + 1 < steps) split_fetched(*next, true);
+        if (next != nullptr && step + 2 < steps) fetch(first_chunk + step + 2);
         warpgroup_wait();
         if (lane == 0) landing_close(read + stage);
         // Tensor cores truncate as they accumulate: chains stay short, and are added in float32.  Of a chain whose
         // numbers are alike, that takes 0.9 units in the last place on average.
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; ++i)
-            sums[i / 4][i % 4] = fmaf(products[i / 4][i % 4], TRUNCATED, sums[i / 4][i % 4]);
+            sums[i / 4][i % 4] = fmaf(products[i / 4][i % 4], own.scale[i / 2 % 2], sums[i / 4][i % 4]);
     };
-    Split even[4][4], odd[4][4];
-    if (steps > 0) fetch(first_chunk), split_fetched(even);
-    if (steps > 1) fetch(first_chunk + 1);
+    Own even, odd;
+    if (!far) {
+        start_copies();
+        if (steps > 0) fetch(first_chunk), split_fetched(even, true);
+        if (steps > 1) fetch(first_chunk + 1);
 #pragma unroll 1
-    for (int step = 0; step < steps; step += 2) {
-        multiply(step, even, odd);
-        if (step + 1 < steps) multiply(step + 1, odd, even);
+        for (int step = 0; step < steps; step += 2) {
+            multiply(step, even, &odd);
+            if (step + 1 < steps) multiply(step + 1, odd, &even);
+        }
+        far = __syncthreads_or(far);
+        done = steps;
+    }
+    if (far) {
+        $lay_out_rest
+        all = 4 * steps;
+        start_copies();
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; ++i) sums[i / 4][i % 4] = 0;
+#pragma unroll 1
+        for (int step = 0; step < all; ++step) {
+            fetch(first_chunk + step % steps);
+            keep_layer(step / steps % 2 > 0);
+            split_fetched(even, false);
+            multiply(done + step, even, nullptr);
+            if (step + 1 == 2 * steps)    // second layers of x are scaled by more
+#pragma unroll
+                for (int i = 0; i < COLUMNS / 2; ++i) {
+                    const Scales scale = scales[(long long)across * COLUMNS + i / 4 * 8 + 2 * quad + i % 2];
+                    sums[i / 4][i % 4] *= fabsf(scale.rest) / scale.first;
+                }
+        }
     }
 
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i)
+        sums[i / 4][i % 4] *= scales[(long long)across * COLUMNS + i / 4 * 8 + 2 * quad + i % 2].first;
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; ++i) {
         const int feature = first_feature + i / 2 % 2 * 8;
@@ -206,7 +367,8 @@ $name($parameters) {
 SAMPLE = """
 const int of_sample = blocks_o * across_all, block = blockIdx.x % of_sample;
 const long long sample = blockIdx.x / of_sample;
-packed += sample * across_all * CHUNKS * STAGE;
+packed += sample * across_all * CHUNKS * STAGE, rest += sample * across_all * CHUNKS * STAGE;
+scales += sample * across_all * COLUMNS;
 w += sample * O * K;
 """
 
@@ -217,21 +379,21 @@ PRODUCTS = {
 #pragma unroll
 for (int i = 0; i < 4; ++i) {
     const unsigned long long big = x + 2 * i * COLUMNS, small = big + MATRIX / 4;
-    const Split(&a)[4] = own[i];
-    wgmma_rows_tf32_$columns(products, a[0].small, a[1].small, a[2].small, a[3].small, big, i > 0);
-    wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, small, true);
+    const Split(&a)[4] = own.of[i];
+    wgmma_rows_fp16_$columns(products, a[0].small, a[1].small, a[2].small, a[3].small, big, i > 0);
+    wgmma_rows_fp16_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, small, true);
 }
 #pragma unroll
 for (int i = 0; i < 4; ++i) {
-    const Split(&a)[4] = own[i];
-    wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, x + 2 * i * COLUMNS, true);
+    const Split(&a)[4] = own.of[i];
+    wgmma_rows_fp16_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, x + 2 * i * COLUMNS, true);
 }
 """,
     True: """
 #pragma unroll
 for (int i = 0; i < 4; ++i) {
-    const Split(&a)[4] = own[i];
-    wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, x + 2 * i * COLUMNS, i > 0);
+    const Split(&a)[4] = own.of[i];
+    wgmma_rows_fp16_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, x + 2 * i * COLUMNS, i > 0);
 }
 """,
 }

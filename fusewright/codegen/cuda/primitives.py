@@ -82,6 +82,24 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
     return bits;
 }
 """,
+    "halves": r"""
+// Two halves, the first one in the lower bits: those nearest to x and y; and each of them.
+__device__ __forceinline__ unsigned pair_of_halves(float x, float y) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+}
+__device__ __forceinline__ float first_half(unsigned pair) {
+    float x;
+    asm("{ .reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a; }" : "=f"(x) : "r"(pair));
+    return x;
+}
+__device__ __forceinline__ float second_half(unsigned pair) {
+    float x;
+    asm("{ .reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, b; }" : "=f"(x) : "r"(pair));
+    return x;
+}
+""",
     "extremes": r"""
 // The greater and the smaller of two values; NaN wins.
 __device__ __forceinline__ float greater(float a, float b) {
@@ -208,6 +226,8 @@ __device__ __forceinline__ unsigned long long shared_matrix(const void* start, i
 }
 // What was written to shared memory is there for the tensor cores, after a barrier.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What was written to global memory is there for copies in bulk, after a barrier.
+__device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 // Before the first product, after the last, and until all are done.
 __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -16,9 +16,39 @@ __device__ __forceinline__ Split split(float x) {
 }
 """
 
-ROUND = """
-// A float32 as the nearest tf32 number; nothing is made of what is left.
+HALVES = """
+// Two numbers below 2^15 as pairs of halves: the nearest ones, and what is left.
 struct Split { unsigned big, small; };
+// Those of a weight that a thread has of a chunk, and what takes their scales back.
+struct Own { Split of[4][4]; float scale[2]; };
 
-__device__ __forceinline__ Split split(float x) { return {round_tf32(x), 0}; }
+__device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float(unsigned(exponent + 127) << 23); }
+// How large a number is, if it is one.
+__device__ __forceinline__ float finite_size(float x) { return fabsf(x) < INFINITY ? fabsf(x) : 0.0f; }
+// The exponent of what `most` is multiplied by, to lie between 2^14 and 2^15, if it is above 2^-106.
+__device__ __forceinline__ int unit_exponent(float most) {
+    return min(14 + 127 - int(__float_as_uint(most) >> 23), 120);
+}
+"""
+
+LEFT = """
+// What no half is left for.
+__device__ __forceinline__ float left(float x) {
+    const Split each = split(x, 0);
+    return fabsf(x) < INFINITY ? x - first_half(each.big) - first_half(each.small) : 0.0f;
+}
+"""
+
+SPLIT_HALVES = """
+// What is not finite is all in the small part.
+__device__ __forceinline__ Split split(float x, float y) {
+    const float a = fabsf(x) < INFINITY ? x : 0.0f, b = fabsf(y) < INFINITY ? y : 0.0f;
+    const unsigned big = pair_of_halves(a, b);
+    return {big, pair_of_halves(x - first_half(big), y - second_half(big))};
+}
+"""
+
+ROUND_HALVES = """
+// Nothing is made of what is left.
+__device__ __forceinline__ Split split(float x, float y) { return {pair_of_halves(x, y), 0}; }
 """
