@@ -6,12 +6,15 @@ Hopper.
     f(x @ w)                   x (..., M, K), w (..., K, N) or (..., N, K): a product of each sample
     mean(f(x @ w))             of any of these
 
-Where tf32 is not allowed, every number is the sum of two of tf32, and a product is three (3xTF32: Ootomo and Yokota,
+Where tf32 is not allowed, every number is the sum of two halves, and a product is three (Ootomo and Yokota,
 "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022).
 Tensor cores truncate as they accumulate, so that sums over a few numbers are added up in float32.
 
 Where the model has a convolution in a matmul's place (`ops.Matmul.convolves`) and those may be rounded to tf32, a
-number is one of tf32, and a product is one.
+number is one half, which has as many digits as one of tf32, and a product is one.
+
+Halves have few exponents: rows of x, and what a chunk has of a feature, are multiplied by powers of two, and where
+numbers are too far apart for that, they are taken in two layers.
 """
 
 from __future__ import annotations
@@ -137,7 +140,7 @@ class MatmulTile:
     columns  rows of x of a block
     groups   warpgroups of a block, each with 64 features
     parts    into how many the sums are cut
-    rounded  whether numbers are rounded to tf32, and not split into two of these
+    rounded  whether numbers are rounded to halves, and not split into two of these
     """
 
     columns: int
@@ -151,12 +154,12 @@ class MatmulTile:
 
     @property
     def stage_bytes(self) -> int:
-        """Of a chunk of x: two numbers of tf32 for each of its own, or one."""
+        """Of a chunk of x: two halves for each number, or one."""
         return 2 * self.numbers * CHUNK * self.columns
 
     @property
     def numbers(self) -> int:
-        """Of tf32, for each of x."""
+        """Halves for each number of x."""
         return 1 if self.rounded else 2
 
     @property
@@ -292,7 +295,7 @@ class Extent:
 
 
 def tiles(group: Linear, of: Extent, *, rounded: bool = False) -> list[MatmulTile]:
-    """Tiles worth measuring, best estimate first; `rounded` to tf32 where that is allowed."""
+    """Tiles worth measuring, best estimate first; `rounded` where that is allowed."""
     if (4 if rounded else 8) * of.samples * of.rows * group.summed > MOST_PACKED:
         return []
     each = product(COLUMNS, GROUPS, PARTS, (rounded,))

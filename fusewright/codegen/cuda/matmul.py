@@ -1,8 +1,8 @@
-"""CUDA C++ of float32 matmuls as accurate as float32 ones, or rounded to tf32, on the tensor cores of Hopper (sm_90a).
+"""CUDA C++ of float32 matmuls as accurate as float32 ones, or rounded as if to tf32, on Hopper's tensor cores (sm_90a).
 
-A launch beforehand splits x into numbers of tf32, or rounds it, and lays them out (`matmul_text.PACK`): one thread of
-a block keeps copies of the next chunks on their way, and warpgroups multiply them by what they read of the weight,
-which they split or round in registers.
+A launch beforehand scales the rows of x, splits them into halves, or rounds them, and lays these out
+(`matmul_text.PACK`): one thread of a block keeps copies of the next chunks on their way, and warpgroups multiply them
+by what they read of the weight, which they scale and split or round in registers.
 """
 
 from __future__ import annotations

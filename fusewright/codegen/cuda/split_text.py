@@ -1,4 +1,4 @@
-"""The CUDA text by which a product of float32 is three of tf32 (3xTF32), whoever multiplies."""
+"""The CUDA text by which a product of float32 is three of tf32 (3xTF32), or of halves, on tensor cores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ float left(float x) {
 """
 
 SPLIT_HALVES = """
-// What is not finite is all in the small part.
+// What is not finite is all in the small part, so that it meets no small part of the other, but numbers.
 __device__ __forceinline__ Split split(float x, float y) {
     const float a = fabsf(x) < INFINITY ? x : 0.0f, b = fabsf(y) < INFINITY ? y : 0.0f;
     const unsigned big = pair_of_halves(a, b);

@@ -555,6 +555,15 @@ class TestRefused:
         assert found(group(x, 2)).tensors[0] is x
 
 
+def test_columns_of_odd_rows() -> None:
+    """Threads that load one number each are side by side: neighbours share a line of memory."""
+    teams = {n: [option.get("team") for option in options(found(softmax(inp(0, B, 128, n), 1)))] for n in (96, 97, 98)}
+    assert teams == {96: [16, 8, 4, None], 97: [4, 2, None], 98: [8, 4, 2, None]}
+    odd = kernel(found(softmax(inp(0, B, 128, 97), 1)), "fused_test", team=4)
+    assert "columns<true>" not in odd.source and len(odd.launches) == 1
+    assert "columns<true>" in kernel(found(softmax(inp(0, B, 128, 96), 1)), "fused_test", team=4).source
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("name", ["scores", "shares of channels", "long columns"])
 def test_softmaxes_compile_without_spills(name: str, arch: str) -> None:
