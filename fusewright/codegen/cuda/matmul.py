@@ -21,14 +21,12 @@ from fusewright.codegen.cuda.stream_values import tree
 from fusewright.codegen.text import Lines, fill
 from fusewright.ir.node import Node
 from fusewright.ir.types import numel
-from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.kernel import Argument, Array, Expression, Kernel, Launch, ceil_div
 from fusewright.schedule.matmul import CHUNK, Linear, MatmulTile
 
 ARCH, CAPABILITY = "sm_90a", 90
 # Threads of the launches before and behind.
 THREADS = 256
-# Rows of x that a block packs: where they lie side by side in memory, a sector of them.
-OWN = {False: 2, True: 8}
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
     read = () if t.parts > 1 else tuple(n for n in names.behind.values() if n != "w")
     counts = tuple(names.counts.values())
     scales = Array("scales", (f"{across} * {2 * t.columns}",), group.x.dtype)
-    packing = f"{across} * {t.columns // OWN[group.turned]}"
+    packing = f"{across} * {t.columns // _packed_at_once(group, t)}"
     launches = [
         Launch(f"{name}_pack", (*_pointers(of[group.x], "packed", "scales"), counts[0]), (packing, "1", "1"), THREADS),
         Launch(
@@ -179,6 +177,15 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
     )
 
 
+def _packed_at_once(group: Linear, t: MatmulTile) -> int:
+    """Rows of x that a block packs: as many as leave each thread a part of one, at least a sector of rows that lie side
+    by side in memory, and few where they are long, so that many blocks have some."""
+    own = 8 if group.turned else 2
+    while own < min(32, t.columns) and own * 2 * 4 * ceil_div(group.summed, CHUNK) <= THREADS:
+        own *= 2
+    return own
+
+
 def _written(group: Linear, t: MatmulTile) -> str:
     """What blocks write: sums of which another launch adds up the parts, or joins what blocks have of a reduction."""
     return "partial" if t.parts > 1 else "out" if group.fold is None else "reduced"
@@ -203,7 +210,7 @@ def _source(names: _Names, t: MatmulTile, name: str, read: tuple[str, ...]) -> s
         *_fold(group),
         fill(matmul_text.LAY_OUT, read=fill(matmul_text.READ_ROW[group.turned])),
         fill(
-            matmul_text.PACK, name=name, counts=counts[0], own=OWN[group.turned],
+            matmul_text.PACK, name=name, counts=counts[0], own=_packed_at_once(group, t),
             place=fill(matmul_text.PLACE[by_sample]), inside=matmul_text.INSIDE[by_sample],
         ),
         fill(

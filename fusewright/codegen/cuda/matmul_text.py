@@ -264,13 +264,18 @@ $name($parameters) {
         for (int half = 0; half < 2; ++half) {
             const int exponent = min(unit_exponent(most_fetched(half)), 112);
             const float unit = power_of_two(exponent), less = power_of_two(14 - APART - exponent);
-            int few = 0;
+            float least = INFINITY;
 #pragma unroll
-            for (int i = 0; watched && i < 16; ++i) {
-                const float number = (&fetched[i / 4 * 2 + half].x)[i % 4];
-                few += fabsf(number) < less && number != 0;
+            for (int i = 0; i < 16; ++i) least = fminf(least, fabsf((&fetched[i / 4 * 2 + half].x)[i % 4]));
+            if (watched && least < less) {    // it is seldom, or 0
+                int few = 0;
+#pragma unroll
+                for (int i = 0; i < 16; ++i) {
+                    const float number = (&fetched[i / 4 * 2 + half].x)[i % 4];
+                    few += fabsf(number) < less && number != 0;
+                }
+                far |= few > 2;
             }
-            far |= few > 2;
             own.scale[half] = power_of_two(-14 - exponent) * TRUNCATED;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
