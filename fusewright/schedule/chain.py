@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import sympy
@@ -17,6 +17,9 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
+
+if TYPE_CHECKING:
+    from fusewright.schedule.kept_channels import KeptChannels
 
 Users = Mapping[Node, int]
 
@@ -76,8 +79,12 @@ class Shares:
         assert isinstance(self.node.op, ops.Softmax)
         return self.node.op
 
+    @property
+    def value(self) -> Node:
+        return self.node.arg(0)
 
-Stage = Map | Window | Shares | Fold
+
+Stage: TypeAlias = "Map | Window | Shares | KeptChannels | Fold"
 STAGES: dict[type[ops.Op], type[Window] | type[Shares] | type[Fold]] = {
     ops.Pool: Window, ops.Softmax: Shares, ops.Reduce: Fold,
 }  # fmt: skip

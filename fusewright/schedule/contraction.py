@@ -17,9 +17,10 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import Windows, windows
-from fusewright.schedule import sample
+from fusewright.schedule import kept_channels, sample
 from fusewright.schedule.axes import Axis, Dims, axes_of, dims_of
 from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, depends_on, parse, region
+from fusewright.schedule.kept_channels import KeptChannels
 from fusewright.schedule.sample import SampleProgram
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
@@ -97,7 +98,8 @@ def remembered(
 class Contraction:
     """A group: conv (C -> O per group) with what follows it.
 
-    before, shares          pointwise tree on the convolution's output, softmax over its channels
+    before, shares          pointwise tree on the convolution's output, softmax over its channels or what else is made
+                            of these and of their reductions
     window, after           pooling, pointwise tree on what was pooled, or on the softmax where nothing is
     fold                    reduction over all positions, all channels or both; `None` where all is written
     tail                    what is computed per sample from a reduction over positions
@@ -116,7 +118,7 @@ class Contraction:
     axes: tuple[Axis, Axis, Axis]
     dims: Dims
     before: Map | None
-    shares: Shares | None
+    shares: Shares | KeptChannels | None
     window: Window | None
     after: Map | None
     fold: Fold | None
@@ -270,7 +272,7 @@ def may_end(c: Contraction) -> Node | None:
     if c.window is not None:
         return c.window.node.arg(0)
     if c.shares is not None:
-        return c.shares.node.arg(0)
+        return c.shares.value
     if c.before is None:
         return None
     inner = topological([c.before.root], (c.before.value, *c.operands))
@@ -283,6 +285,8 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     """The group that ends in `root` without a tail."""
     chain = parse(root, users, lambda n: isinstance(n.op, ops.Conv))
     if isinstance(chain, str):
+        chain = kept_channels.chain(root, users) or chain
+    if isinstance(chain, str):
         return chain
     shape = _stages(chain)
     if isinstance(shape, str):
@@ -292,8 +296,8 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     assert isinstance(conv.op, ops.Conv)
     reason = _refused_conv(conv) or _refused(conv, window, fold) or _retyped(root, before, after, conv)
     reason = reason or _refused_operands(conv, chain.operands, stored=window is None and shares is None)
-    if reason is None and shares is not None and (shares.op.dim != 1 or conv.op.groups != 1):
-        reason = "a fused softmax is over all channels of a convolution that has no groups"
+    if reason is None and shares is not None and (not _over_channels(shares) or conv.op.groups != 1):
+        reason = "what is made of a position's channels, as a softmax is, takes all of a convolution that has no groups"
     if reason is not None:
         return reason
     x, box = _boxed(conv, users) if window is None else (conv.arg(0), None)
@@ -304,23 +308,27 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     return Contraction(root, conv, x, box, axes, dims, before, shares, window, after, fold, chain.operands)
 
 
-_Stages = tuple[Map | None, Shares | None, Window | None, Map | None, Fold | None]
+_Stages = tuple[Map | None, Shares | KeptChannels | None, Window | None, Map | None, Fold | None]
 
 
 def _stages(chain: Chain) -> _Stages | str:
     """The stages in the order a tile takes them, each at most once."""
     rest = list(chain.stages)
     before = rest.pop(0) if rest and isinstance(rest[0], Map) else None
-    shares = rest.pop(0) if rest and isinstance(rest[0], Shares) else None
+    shares = rest.pop(0) if rest and isinstance(rest[0], Shares | KeptChannels) else None
     window = rest.pop(0) if rest and isinstance(rest[0], Window) else None
     later = shares is not None or window is not None
     after = rest.pop(0) if rest and later and isinstance(rest[0], Map) else None
     fold = rest.pop(0) if rest and isinstance(rest[0], Fold) else None
     if rest:
         return f"{rest[0]!r} comes after what a tile can do"
-    assert isinstance(before, Map | None) and isinstance(shares, Shares | None) and isinstance(window, Window | None)
-    assert isinstance(after, Map | None) and isinstance(fold, Fold | None)
+    assert isinstance(before, Map | None) and isinstance(shares, Shares | KeptChannels | None)
+    assert isinstance(window, Window | None) and isinstance(after, Map | None) and isinstance(fold, Fold | None)
     return before, shares, window, after, fold
+
+
+def _over_channels(shares: Shares | KeptChannels) -> bool:
+    return isinstance(shares, KeptChannels) or shares.op.dim == 1
 
 
 def _refused_conv(conv: Node) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusewright.codegen.cuda import contraction_finish_text as finish
+from fusewright.codegen.cuda import kept_channels
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
 from fusewright.codegen.cuda.contraction_elements import CHANNELS
 from fusewright.codegen.cuda.contraction_epilogue import OWN_ROWS, Epilogue
@@ -14,6 +15,7 @@ from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.axes import Phase
+from fusewright.schedule.kept_channels import KeptChannels
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_staging import couples
@@ -217,6 +219,8 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         return Run(self.own_w(1), 1, [own, own.replace("acc[", "beside[", 1)], finish.EACH)
 
     def head(self) -> list[Lines]:
+        if isinstance(self.c.shares, KeptChannels):
+            return [*super().head(), kept_channels.function(self.c.shares, self.c.features, whole=self.whole)]
         if self.c.shares is None:
             return super().head()
         names = {"exponential": "total += value = exponential", "share": "1 / total", "joined": "*"}
@@ -245,7 +249,7 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         return [*shares, *super().coupled(phases, slots)]
 
     def _shares(self, name: str, slots: int, per_cell: int) -> Lines:
-        """The softmax over the channels of every position, in place of the products."""
+        """The softmax over the channels of every position, or what else is made of them, in place of the products."""
         if self.c.shares is None:
             return []
         at = self.accumulated(per_cell).replace("acc[", f"{name}[", 1)
@@ -256,7 +260,7 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
             f"const int own_w = {self.own_w(per_cell)};",
             "Compute values[M_TILES][2];",
             *nest(CHANNELS, channels),
-            "softmax(values);",
+            "among_channels(values, quad);" if isinstance(self.c.shares, KeptChannels) else "softmax(values);",
             *nest(CHANNELS, [f"{at} = values[m][half];"]),
         ]
         return nest([*OWN_ROWS, f"for (int s = 0; s < {slots}; ++s)"], lines)

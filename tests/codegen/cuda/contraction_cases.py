@@ -56,6 +56,18 @@ STEPS: dict[str, Step] = {
 }
 
 
+# What is made of the channels of a position, of which no softmax is.
+AMONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "less the greatest": lambda y: y - y.amax(1, keepdim=True),
+    "of length one": lambda y: y / y.norm(dim=1, keepdim=True).clamp(min=1e-6),
+    "gated by a mean": lambda y: y * F.hardsigmoid(y).mean(1, keepdim=True),
+    "standardised": lambda y: (y - y.mean(1, keepdim=True)) / (y.std(1, keepdim=True) + 1e-3),
+    "by its variance": lambda y: y * torch.rsqrt(y.var(1, keepdim=True, unbiased=False) + 1e-3),
+    "between its ends": lambda y: (y - y.amin(1, True)) / (y.amax(1, True) - y.amin(1, True) + 1e-3),
+    "weighed by its shares": lambda y: y * (y - y.amax(1, True)).exp() / (y - y.amax(1, True)).exp().sum(1, True),
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """A group: convolution -> `before` -> softmax -> pool -> `after` -> reduction over `fold_dims` ("c", "p", "cp")."""
@@ -87,7 +99,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     tf32: bool = True
     channels_last: bool = False
-    softmax: str = ""  # or "log_softmax"
+    softmax: str = ""  # or "log_softmax", or what else is `AMONG` channels
 
     @property
     def n(self) -> int:
@@ -147,7 +159,7 @@ class Model(nn.Module):
         for name in c.before:
             y = STEPS[name](y, self.p, self.q)
         if c.softmax:
-            y = getattr(torch, c.softmax)(y, 1)
+            y = AMONG[c.softmax](y) if c.softmax in AMONG else getattr(torch, c.softmax)(y, 1)
         if c.pool:
             y = self.pooled(y)
         for name in c.after:

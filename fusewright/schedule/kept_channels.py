@@ -1,0 +1,112 @@
+"""Reductions over the channels of a position behind a convolution, and what is made of its values and of these.
+
+    y - amax(y, 1)          clamp(y) / norm(clamp(y), 1)          y * mean(hardsigmoid(y), 1)
+
+A softmax over channels is one such, with a stage of its own.  Where a tile has all channels of a position they take no
+pass over memory: numbers of the position are found one after the other, and each of its values is made anew of itself
+and of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node, topological
+from fusewright.schedule import kept_rows
+from fusewright.schedule.chain import POINTWISE, Chain, Map, Users, depends_on, parse
+from fusewright.schedule.kept_rows import KeptRows, Pass
+from fusewright.schedule.stream_record import Tree
+
+# The reductions that take one or two ways over the values of a thread.
+KINDS = ("sum", "mean", "max", "min", "norm", "var", "std")
+# As if so many others used a value: no chain takes it in.
+_APART = 1 << 20
+
+
+@dataclass(frozen=True)
+class KeptChannels:
+    """A stage of a chain.
+
+    value    what there is of every channel
+    passes   the reductions over channels, those that others need first
+    made     what takes the place of `value`, of that and of the reductions' numbers
+    node     the same as the graph has it
+    """
+
+    value: Node
+    passes: tuple[Pass, ...]
+    made: Tree
+    node: Node
+
+
+def chain(root: Node, users: Users) -> Chain | None:
+    """The chain from a convolution to `root` with such a stage, if there is one.
+
+    What is ahead of it is ahead of all reductions, what is behind it begins where nothing else is read of their values.
+    """
+    below = topological([root], [n for n in topological([root]) if isinstance(n.op, ops.Conv)])
+    convs = dict.fromkeys(a for n in below for a in n.inputs if isinstance(a.op, ops.Conv))
+    if len(convs) != 1:
+        return None
+    (conv,) = convs
+    behind = [n for n in below if n in depends_on(below, [conv])]
+    value = _forked(conv, behind, users)
+    node = None if value is None else _joined(value, behind, users)
+    if value is None or node is None:
+        return None
+    ahead, after = parse(value, users, lambda n: n is conv), parse(root, users, lambda n: n is node)
+    stage = _stage(value, node, users)
+    if stage is None or isinstance(ahead, str) or isinstance(after, str):
+        return None
+    if not all(isinstance(s, Map) for s in ahead.stages):
+        return None
+    operands = tuple(dict.fromkeys((*ahead.operands, *after.operands)))
+    return Chain(conv, (*ahead.stages, stage, *after.stages), operands)
+
+
+def _forked(conv: Node, behind: list[Node], users: Users) -> Node | None:
+    """The last of the functions of the convolution's output ahead of everything that several read, if several do."""
+    value = conv
+    while True:
+        readers = [n for n in behind if value in n.inputs]
+        if sum(n.inputs.count(value) for n in readers) != users[value]:
+            return None
+        if len(readers) > 1:
+            return value
+        if not (readers and isinstance(readers[0].op, POINTWISE) and readers[0].shape == conv.shape):
+            return None
+        (value,) = readers
+
+
+def _joined(value: Node, behind: list[Node], users: Users) -> Node | None:
+    """The first value of all channels behind `value` that all its readers come to, if there is one."""
+    uses: dict[Node, int] = {value: users[value]}  # that are still to come, of what has been passed
+    for node in behind[behind.index(value) + 1 :] if value in behind else behind:
+        if not any(a in uses for a in node.inputs):
+            continue
+        for a in node.inputs:
+            if a in uses:
+                uses[a] -= 1
+        if not any(uses.values()):
+            return node if node.shape == value.shape and isinstance(node.op, POINTWISE) else None
+        uses[node] = users[node]
+    return None
+
+
+def _stage(value: Node, node: Node, users: Users) -> KeptChannels | None:
+    """The stage from the one to the other, where it reads nothing else and reduces channels alone."""
+    apart: Mapping[Node, int] = {**users, value: _APART}
+    found = kept_rows.parse(node, apart)
+    if not isinstance(found, KeptRows) or found.within.tensors != (value,) or len(found.results) > 1:
+        return None
+    between = [n for n in topological([node], [value]) if not isinstance(n.op, ops.Number)]
+    dims = {n.op.dims for n in between if isinstance(n.op, ops.Reduce)}
+    if dims != {(1,)} or any(p.kind not in KINDS for p in found.passes):
+        return None
+    if any(n.dtype == torch.float64 for n in between):
+        return None
+    return KeptChannels(value, found.passes, found.results[0].tree, node)
