@@ -19,7 +19,7 @@ from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import Windows, windows
 from fusewright.schedule import kept_channels, sample
 from fusewright.schedule.axes import Axis, Dims, axes_of, dims_of
-from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, depends_on, parse, region
+from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, depends_on, leaves_beside, parse
 from fusewright.schedule.kept_channels import KeptChannels
 from fusewright.schedule.sample import SampleProgram
 
@@ -294,8 +294,9 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     before, shares, window, after, fold = shape
     conv = chain.source
     assert isinstance(conv.op, ops.Conv)
-    reason = _refused_conv(conv) or _refused(conv, window, fold) or _retyped(root, before, after, conv)
-    reason = reason or _refused_operands(conv, chain.operands, stored=window is None and shares is None)
+    operands = _operands(chain, users)
+    reason = _refused_conv(conv) or _refused(conv, window, fold) or _retyped(root, before, after, conv, operands)
+    reason = reason or _refused_operands(conv, operands, stored=window is None and shares is None)
     if reason is None and shares is not None and (not _over_channels(shares) or conv.op.groups != 1):
         reason = "what is made of a position's channels, as a softmax is, takes all of a convolution that has no groups"
     if reason is not None:
@@ -305,7 +306,18 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     axes = axes_of(conv, window, dims)
     if any(a.together > 1 for a in axes):
         axes = axes_of(conv, None, dims)
-    return Contraction(root, conv, x, box, axes, dims, before, shares, window, after, fold, chain.operands)
+    return Contraction(root, conv, x, box, axes, dims, before, shares, window, after, fold, operands)
+
+
+def _operands(chain: Chain, users: Users) -> tuple[Node, ...]:
+    """What the pointwise trees read, in order of first use."""
+
+    def fits(node: Node) -> bool:
+        return varies(node, chain.source) is not None
+
+    stages = [stage for stage in chain.stages if isinstance(stage, Map)]
+    read = dict.fromkeys(n for stage in stages for n in leaves_beside(stage, users, fits) if n is not stage.value)
+    return tuple(read)
 
 
 _Stages = tuple[Map | None, Shares | KeptChannels | None, Window | None, Map | None, Fold | None]
@@ -347,10 +359,10 @@ def _refused_conv(conv: Node) -> str | None:
     return None
 
 
-def _retyped(root: Node, before: Map | None, after: Map | None, conv: Node) -> str | None:
+def _retyped(root: Node, before: Map | None, after: Map | None, conv: Node, operands: tuple[Node, ...]) -> str | None:
     """Why values of another type arise in the pointwise trees that a thread cannot carry, or `None`."""
     for tree in (before, after):
-        for node in region(tree) if tree is not None else ():
+        for node in _computed(tree, operands) if tree is not None else ():
             if node.dtype not in MEMORY and (node is root or not _is_truth(node)):
                 return f"{node!r} is no floating-point number"
             if node.dtype != torch.bool and (node.dtype == torch.float64) != (conv.dtype == torch.float64):
@@ -358,6 +370,11 @@ def _retyped(root: Node, before: Map | None, after: Map | None, conv: Node) -> s
             if isinstance(node.op, ops.Cast) and node.dtype.itemsize < node.arg(0).dtype.itemsize and node is not root:
                 return "a value is rounded to a narrower type on the way"
     return None
+
+
+def _computed(tree: Map, operands: tuple[Node, ...]) -> list[Node]:
+    """The nodes that a tree and functions of its operands come to."""
+    return [n for n in topological([tree.root], (tree.value, *operands)) if not isinstance(n.op, ops.Number)]
 
 
 def _is_truth(node: Node) -> bool:

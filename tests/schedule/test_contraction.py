@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
         "is pooled or a softmax",
     ),
     "truth per element": (
-        lambda: pointwise("where", pointwise("gt", inp(2, 5, 14, 14), number(0)), Y, number(0)),
+        lambda: pointwise("where", inp(2, 5, 14, 14, dtype=torch.bool), Y, number(0)),
         "neither a",
     ),
     "operand along the last dimension": (
