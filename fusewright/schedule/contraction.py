@@ -19,7 +19,19 @@ from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import Windows, windows
 from fusewright.schedule import kept_channels, sample
 from fusewright.schedule.axes import Axis, Dims, axes_of, dims_of
-from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, depends_on, leaves_beside, parse
+from fusewright.schedule.chain import (
+    MEMORY,
+    Chain,
+    Fold,
+    Map,
+    Shares,
+    Users,
+    Window,
+    depends_on,
+    leaves,
+    leaves_beside,
+    parse,
+)
 from fusewright.schedule.kept_channels import KeptChannels
 from fusewright.schedule.sample import SampleProgram
 
@@ -102,6 +114,7 @@ class Contraction:
                             of these and of their reductions
     window, after           pooling, pointwise tree on what was pooled, or on the softmax where nothing is
     fold                    reduction over all positions, all channels or both; `None` where all is written
+    last                    pointwise tree on a reduction over channels, of that and of single numbers
     tail                    what is computed per sample from a reduction over positions
     channels_last           whether x lies so in memory; what is written at all positions then does too
     axes                    with the pooling; without it (`plain_axes`) where its windows begin in the midst of cells
@@ -122,6 +135,7 @@ class Contraction:
     window: Window | None
     after: Map | None
     fold: Fold | None
+    last: Map | None
     operands: tuple[Node, ...]
     tail: SampleProgram | None = None
     channels_last: bool = False
@@ -291,14 +305,18 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     shape = _stages(chain)
     if isinstance(shape, str):
         return shape
-    before, shares, window, after, fold = shape
+    before, shares, window, after, fold, last = shape
     conv = chain.source
     assert isinstance(conv.op, ops.Conv)
     operands = _operands(chain, users)
-    reason = _refused_conv(conv) or _refused(conv, window, fold) or _retyped(root, before, after, conv, operands)
+    reason = (
+        _refused_conv(conv) or _refused(conv, window, fold) or _retyped(root, (before, after, last), conv, operands)
+    )
     reason = reason or _refused_operands(conv, operands, stored=window is None and shares is None)
     if reason is None and shares is not None and (not _over_channels(shares) or conv.op.groups != 1):
         reason = "what is made of a position's channels, as a softmax is, takes all of a convolution that has no groups"
+    if reason is None and last is not None and not all(_is_number(n) for n in leaves(last) if n is not last.value):
+        reason = "what follows a reduction over channels reads more than single numbers"
     if reason is not None:
         return reason
     x, box = _boxed(conv, users) if window is None else (conv.arg(0), None)
@@ -306,7 +324,7 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     axes = axes_of(conv, window, dims)
     if any(a.together > 1 for a in axes):
         axes = axes_of(conv, None, dims)
-    return Contraction(root, conv, x, box, axes, dims, before, shares, window, after, fold, operands)
+    return Contraction(root, conv, x, box, axes, dims, before, shares, window, after, fold, last, operands)
 
 
 def _operands(chain: Chain, users: Users) -> tuple[Node, ...]:
@@ -320,7 +338,7 @@ def _operands(chain: Chain, users: Users) -> tuple[Node, ...]:
     return tuple(read)
 
 
-_Stages = tuple[Map | None, Shares | KeptChannels | None, Window | None, Map | None, Fold | None]
+_Stages = tuple[Map | None, Shares | KeptChannels | None, Window | None, Map | None, Fold | None, Map | None]
 
 
 def _stages(chain: Chain) -> _Stages | str:
@@ -332,11 +350,14 @@ def _stages(chain: Chain) -> _Stages | str:
     later = shares is not None or window is not None
     after = rest.pop(0) if rest and later and isinstance(rest[0], Map) else None
     fold = rest.pop(0) if rest and isinstance(rest[0], Fold) else None
+    behind = isinstance(fold, Fold) and fold.op.dims == (1,)
+    last = rest.pop(0) if rest and behind and isinstance(rest[0], Map) else None
     if rest:
         return f"{rest[0]!r} comes after what a tile can do"
     assert isinstance(before, Map | None) and isinstance(shares, Shares | KeptChannels | None)
     assert isinstance(window, Window | None) and isinstance(after, Map | None) and isinstance(fold, Fold | None)
-    return before, shares, window, after, fold
+    assert isinstance(last, Map | None)
+    return before, shares, window, after, fold, last
 
 
 def _over_channels(shares: Shares | KeptChannels) -> bool:
@@ -359,9 +380,9 @@ def _refused_conv(conv: Node) -> str | None:
     return None
 
 
-def _retyped(root: Node, before: Map | None, after: Map | None, conv: Node, operands: tuple[Node, ...]) -> str | None:
+def _retyped(root: Node, trees: tuple[Map | None, ...], conv: Node, operands: tuple[Node, ...]) -> str | None:
     """Why values of another type arise in the pointwise trees that a thread cannot carry, or `None`."""
-    for tree in (before, after):
+    for tree in trees:
         for node in _computed(tree, operands) if tree is not None else ():
             if node.dtype not in MEMORY and (node is root or not _is_truth(node)):
                 return f"{node!r} is no floating-point number"
@@ -411,7 +432,7 @@ def varies(operand: Node, conv: Node) -> Varies | None:
     """How an operand of a pointwise tree does over the output of `conv`; `None` where it is in another way."""
     if operand.dtype not in MEMORY:
         return None
-    if all(d == 1 for d in operand.shape):
+    if _is_number(operand):
         return "scalar"
     samples, channels, *positions = (1,) * (conv.ndim - operand.ndim) + tuple(operand.shape)
     if channels == conv.shape[1] and all(d == 1 for d in positions):
@@ -419,6 +440,10 @@ def varies(operand: Node, conv: Node) -> Varies | None:
             return "channel"
         return "sample's channel" if samples == conv.shape[0] else None
     return "element" if operand.shape == conv.shape else None
+
+
+def _is_number(operand: Node) -> bool:
+    return all(d == 1 for d in operand.shape)
 
 
 def _boxed(conv: Node, users: Users) -> tuple[Node, Box | None]:

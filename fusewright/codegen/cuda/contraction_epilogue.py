@@ -526,7 +526,7 @@ class Epilogue(ElementText):
             return (
                 f"partial[(((long long)sample * gridDim.z + blockIdx.z) * {P} + p) * {Q} * {R} + q * {R} + r] = over;"
             )
-        value = self.joining.result.format("over") + (" * Compute(1.0 / O)" if self.fold == "mean" else "")
+        value = self.result_over_channels("O")
         return f"out[(((long long)sample * {P} + p) * {Q} + q) * {R} + r] = narrow_to<{self.result_type}>::of({value});"
 
     def local(self, i: int) -> int:

@@ -70,7 +70,8 @@ AMONG: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A group: convolution -> `before` -> softmax -> pool -> `after` -> reduction over `fold_dims` ("c", "p", "cp")."""
+    """A group: convolution -> `before` -> softmax -> pool -> `after` -> reduction over `fold_dims` ("c", "p", "cp"),
+    and `behind` one over channels."""
 
     sizes: tuple[int, ...]
     channels: int = 3  # of a group, as are the features
@@ -95,6 +96,7 @@ class Case:
     fold: str = ""
     fold_dims: str = ""
     keepdim: bool = False
+    behind: tuple[str, ...] = ()  # behind a reduction over channels
     batch: int = 2
     dtype: torch.dtype = torch.float32
     tf32: bool = True
@@ -152,7 +154,11 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y, c = self.before_fold(x), self.case
-        return getattr(torch, {"max": "amax", "min": "amin"}.get(c.fold, c.fold))(y, c.dims, c.keepdim) if c.fold else y
+        if c.fold:
+            y = getattr(torch, {"max": "amax", "min": "amin"}.get(c.fold, c.fold))(y, c.dims, c.keepdim)
+        for name in c.behind:
+            y = STEPS[name](y, self.p, self.q)
+        return y
 
     def before_fold(self, x: Tensor) -> Tensor:
         c, y = self.case, self.conv(x)
