@@ -115,7 +115,11 @@ REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
     "dilated pool": (lambda: pool(Y, dilation=2), "the pooling is dilated"),
     "pool over some dimensions": (lambda: pool(Y, n=1), "not over all positions"),
     "two pools": (lambda: pool(pool(Y)), "comes after what a tile can do"),
-    "after the reduction": (lambda: pointwise("relu", fold(Y, "sum", 1)), "comes after what a tile can do"),
+    "after the reduction": (lambda: fold(fold(Y, "sum", 1), "max", 1), "comes after what a tile can do"),
+    "operand per sample after the reduction": (
+        lambda: pointwise("add", fold(conv(inp(5, 3, 16, 16), 5), "sum", 1), weight(5, 1, 1)),
+        "more than single numbers",
+    ),
     "product": (lambda: fold(Y, "prod", 1, 2, 3), "a fused reduction is one of"),
     "over one dimension": (lambda: fold(Y, "sum", 3), "over some of the positions only"),
     "over the batch": (lambda: fold(Y, "sum", 0), "over some of the positions only"),
