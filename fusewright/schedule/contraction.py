@@ -112,7 +112,8 @@ class Contraction:
 
     before, shares          pointwise tree on the convolution's output, softmax over its channels or what else is made
                             of these and of their reductions
-    window, after           pooling, pointwise tree on what was pooled, or on the softmax where nothing is
+    window, after           pooling, of which the softmax may be; pointwise tree on what was pooled, or on the softmax
+                            where nothing is
     fold                    reduction over all positions, all channels or both; `None` where all is written
     last                    pointwise tree on a reduction over channels, of that and of single numbers
     tail                    what is computed per sample from a reduction over positions
@@ -245,6 +246,11 @@ class Contraction:
         return o // self.op.groups
 
     @property
+    def shares_of_pooled(self) -> bool:
+        """Whether the softmax is of what was pooled, and not ahead of that."""
+        return self.shares is not None and self.window is not None and self.shares.value is self.window.node
+
+    @property
     def over_positions(self) -> bool:
         return self.fold is not None and 2 in self.fold.op.dims
 
@@ -283,7 +289,7 @@ def _with_tail(root: Node, users: Users) -> Contraction | None:
 def may_end(c: Contraction) -> Node | None:
     """Where the group may end as well: ahead of its pool, of its softmax, or of where it reads what has a number for
     every element."""
-    if c.window is not None:
+    if c.window is not None and not c.shares_of_pooled:
         return c.window.node.arg(0)
     if c.shares is not None:
         return c.shares.value
@@ -347,6 +353,8 @@ def _stages(chain: Chain) -> _Stages | str:
     before = rest.pop(0) if rest and isinstance(rest[0], Map) else None
     shares = rest.pop(0) if rest and isinstance(rest[0], Shares | KeptChannels) else None
     window = rest.pop(0) if rest and isinstance(rest[0], Window) else None
+    if window is not None and shares is None and rest and isinstance(rest[0], Shares | KeptChannels):
+        shares = rest.pop(0)
     later = shares is not None or window is not None
     after = rest.pop(0) if rest and later and isinstance(rest[0], Map) else None
     fold = rest.pop(0) if rest and isinstance(rest[0], Fold) else None

@@ -17,7 +17,7 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.schedule import kept_rows
-from fusewright.schedule.chain import POINTWISE, Chain, Map, Users, depends_on, parse
+from fusewright.schedule.chain import POINTWISE, Chain, Users, depends_on, parse
 from fusewright.schedule.kept_rows import KeptRows, Pass
 from fusewright.schedule.stream_record import Tree
 
@@ -31,7 +31,7 @@ _APART = 1 << 20
 class KeptChannels:
     """A stage of a chain.
 
-    value    what there is of every channel
+    value    what there is of every channel, pooled or not
     passes   the reductions over channels, those that others need first
     made     what takes the place of `value`, of that and of the reductions' numbers
     node     the same as the graph has it
@@ -54,32 +54,32 @@ def chain(root: Node, users: Users) -> Chain | None:
         return None
     (conv,) = convs
     behind = [n for n in below if n in depends_on(below, [conv])]
-    value = _forked(conv, behind, users)
-    node = None if value is None else _joined(value, behind, users)
-    if value is None or node is None:
+    value, forked = _forked(conv, behind, users) or (conv, None)
+    node = None if forked is None else _joined(forked, behind, users)
+    if node is None:
         return None
     ahead, after = parse(value, users, lambda n: n is conv), parse(root, users, lambda n: n is node)
     stage = _stage(value, node, users)
     if stage is None or isinstance(ahead, str) or isinstance(after, str):
         return None
-    if not all(isinstance(s, Map) for s in ahead.stages):
-        return None
     operands = tuple(dict.fromkeys((*ahead.operands, *after.operands)))
     return Chain(conv, (*ahead.stages, stage, *after.stages), operands)
 
 
-def _forked(conv: Node, behind: list[Node], users: Users) -> Node | None:
-    """The last of the functions of the convolution's output ahead of everything that several read, if several do."""
-    value = conv
+def _forked(conv: Node, behind: list[Node], users: Users) -> tuple[Node, Node] | None:
+    """The last of the functions of the convolution's output, pooled or not, ahead of everything that several read, if
+    several do; and what the stage begins with: the same, or the pool if there is one."""
+    value, pooled = conv, None
     while True:
         readers = [n for n in behind if value in n.inputs]
         if sum(n.inputs.count(value) for n in readers) != users[value]:
             return None
         if len(readers) > 1:
-            return value
-        if not (readers and isinstance(readers[0].op, POINTWISE) and readers[0].shape == conv.shape):
+            return pooled or value, value
+        if not readers or not isinstance(readers[0].op, (*POINTWISE, ops.Pool)) or readers[0].ndim != conv.ndim:
             return None
         (value,) = readers
+        pooled = value if isinstance(value.op, ops.Pool) else pooled
 
 
 def _joined(value: Node, behind: list[Node], users: Users) -> Node | None:

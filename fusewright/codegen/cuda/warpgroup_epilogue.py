@@ -10,7 +10,7 @@ from fusewright.codegen.cuda import contraction_finish_text as finish
 from fusewright.codegen.cuda import kept_channels
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
 from fusewright.codegen.cuda.contraction_elements import CHANNELS
-from fusewright.codegen.cuda.contraction_epilogue import OWN_ROWS, Epilogue
+from fusewright.codegen.cuda.contraction_epilogue import OWN_CELLS, OWN_ROWS, Epilogue
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, fill
@@ -229,7 +229,7 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         return [*super().head(), fill(texts.SOFTMAX, **names)]
 
     def changed(self, value: str, at: str = "[m][half]") -> str:
-        if self.c.shares is None:
+        if self.c.shares is None or self.c.shares_of_pooled:
             return super().changed(value, at)
         there = self.c.after is not None and self.c.window is None
         return f"after({value}, m, half)" if there else value
@@ -250,20 +250,33 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
 
     def _shares(self, name: str, slots: int, per_cell: int) -> Lines:
         """The softmax over the channels of every position, or what else is made of them, in place of the products."""
-        if self.c.shares is None:
+        if self.c.shares is None or self.c.shares_of_pooled:
             return []
         at = self.accumulated(per_cell).replace("acc[", f"{name}[", 1)
-        value = super().changed(at)
+        lines = [f"const int own_w = {self.own_w(per_cell)};", *self._made_anew(at, super().changed(at))]
+        return nest([*OWN_ROWS, f"for (int s = 0; s < {slots}; ++s)"], lines)
+
+    def _made_anew(self, at: str, value: str) -> Lines:
+        """Statements that put what is made of a position's channels, each a `value`, where they are kept."""
         channels = [self.feature, f"values[m][half] = chosen(feature < O, {value}, -Compute(INFINITY));"]
         channels = [f"values[m][half] = {value};"] if self.whole else channels
-        lines = [
-            f"const int own_w = {self.own_w(per_cell)};",
+        return [
             "Compute values[M_TILES][2];",
             *nest(CHANNELS, channels),
             "among_channels(values, quad);" if isinstance(self.c.shares, KeptChannels) else "softmax(values);",
             *nest(CHANNELS, [f"{at} = values[m][half];"]),
         ]
-        return nest([*OWN_ROWS, f"for (int s = 0; s < {slots}; ++s)"], lines)
+
+    def of_cells(self) -> Lines:
+        if not self.c.shares_of_pooled:
+            return super().of_cells()
+        place = self.place_of_cell()
+        return [*nest(OWN_CELLS, [*place, *self._made_anew(self.pooled_at, self.averaged())]), *super().of_cells()]
+
+    def of_cell(self) -> str:
+        if not self.c.shares_of_pooled:
+            return super().of_cell()
+        return f"after({self.pooled_at}, m, half)" if self.c.after is not None else self.pooled_at
 
     def accumulated(self, per_cell: int) -> str:
         element = self.element_w(per_cell) if per_cell > 1 else "0"

@@ -102,6 +102,7 @@ class Case:
     tf32: bool = True
     channels_last: bool = False
     softmax: str = ""  # or "log_softmax", or what else is `AMONG` channels
+    pool_first: bool = False  # ahead of that
 
     @property
     def n(self) -> int:
@@ -164,9 +165,11 @@ class Model(nn.Module):
         c, y = self.case, self.conv(x)
         for name in c.before:
             y = STEPS[name](y, self.p, self.q)
+        if c.pool and c.pool_first:
+            y = self.pooled(y)
         if c.softmax:
             y = AMONG[c.softmax](y) if c.softmax in AMONG else getattr(torch, c.softmax)(y, 1)
-        if c.pool:
+        if c.pool and not c.pool_first:
             y = self.pooled(y)
         for name in c.after:
             y = STEPS[name](y, self.p, self.q)

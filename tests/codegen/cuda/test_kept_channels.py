@@ -14,9 +14,11 @@ from warpgroup_cases import assert_right as assert_as_eager
 from fusewright.capture import capture
 from fusewright.runtime import nvrtc
 from fusewright.schedule import contraction, warpgroup_positions
+from fusewright.schedule.chain import Shares
 from fusewright.schedule.kept_channels import KeptChannels
 from fusewright.schedule.warpgroup_positions import PositionTile
 
+WINDOWS: dict[str, Any] = {"window": (2, 2), "step": (2, 2), "pool_first": True}
 UPWARDS: dict[str, Any] = {"stride": (2, 2), "padding": (1, 1), "transposed": True}
 
 
@@ -26,8 +28,9 @@ def tiles(f: Found) -> list[PositionTile]:
 
 def found(case: Case, wanted: dict[str, Any]) -> tuple[Found, PositionTile]:
     f, t = best(tiles, case, {"spread": 0, **wanted})
-    assert isinstance(f.group.shares, KeptChannels)
-    assert "among_channels(values, quad);" in kernel(f, t).source
+    kept = case.softmax in AMONG
+    assert isinstance(f.group.shares, KeptChannels if kept else Shares) and f.group.shares_of_pooled == case.pool_first
+    assert ("among_channels(values, quad);" if kept else "softmax(values);") in kernel(f, t).source
     return f, t
 
 
@@ -42,6 +45,27 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "pooled": (
         Case((9, 21), 9, 21, softmax="standardised", pool="max", window=(3, 2), step=(3, 2), after=("gate",)),
         {"rows_h": 3},
+    ),
+    "of a pool": (Case((9, 22), 5, 21, before=("relu",), softmax="less the greatest", pool="max", **WINDOWS), {}),
+    "of averages": (Case((9, 22), 5, 16, softmax="standardised", pool="avg", after=("tanh",), **WINDOWS), {}),
+    "shares of a pool": (Case((9, 22), 9, 21, softmax="softmax", pool="max", **WINDOWS), {}),
+    "shares of averages, over channels": (
+        Case(
+            (9, 22),
+            9,
+            20,
+            softmax="softmax",
+            pool="avg",
+            after=("add channel", "gate"),
+            fold="max",
+            fold_dims="c",
+            **WINDOWS,
+        ),
+        {},
+    ),
+    "shares of a pool, phases": (
+        Case((5, 12), 9, 30, output_padding=(1, 1), softmax="log_softmax", pool="max", **WINDOWS, **UPWARDS),
+        {},
     ),
     "over channels": (Case((9, 21), 9, 21, softmax="weighed by its shares", fold="sum", fold_dims="c"), {}),
     "over positions": (Case((9, 21), 9, 21, softmax="between its ends", fold="mean", fold_dims="p"), {}),
