@@ -9,13 +9,13 @@ and of these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.node import Node, topological
+from fusewright.ir.build import pointwise
+from fusewright.ir.node import Graph, Node, make, remade, topological
 from fusewright.schedule import kept_rows
 from fusewright.schedule.chain import POINTWISE, Chain, Users, depends_on, parse
 from fusewright.schedule.kept_rows import KeptRows, Pass
@@ -59,7 +59,7 @@ def chain(root: Node, users: Users) -> Chain | None:
     if node is None:
         return None
     ahead, after = parse(value, users, lambda n: n is conv), parse(root, users, lambda n: n is node)
-    stage = _stage(value, node, users)
+    stage = _stage(value, node)
     if stage is None or isinstance(ahead, str) or isinstance(after, str):
         return None
     operands = tuple(dict.fromkeys((*ahead.operands, *after.operands)))
@@ -97,16 +97,34 @@ def _joined(value: Node, behind: list[Node], users: Users) -> Node | None:
     return None
 
 
-def _stage(value: Node, node: Node, users: Users) -> KeptChannels | None:
+def _stage(value: Node, node: Node) -> KeptChannels | None:
     """The stage from the one to the other, where it reads nothing else and reduces channels alone."""
-    apart: Mapping[Node, int] = {**users, value: _APART}
-    found = kept_rows.parse(node, apart)
+    spelled = _spelled(value, node)
+    users = {**Graph((), (spelled,)).users(), value: _APART}
+    found = kept_rows.parse(spelled, users)
     if not isinstance(found, KeptRows) or found.within.tensors != (value,) or len(found.results) > 1:
         return None
-    between = [n for n in topological([node], [value]) if not isinstance(n.op, ops.Number)]
+    between = [n for n in topological([spelled], [value]) if not isinstance(n.op, ops.Number)]
     dims = {n.op.dims for n in between if isinstance(n.op, ops.Reduce)}
     if dims != {(1,)} or any(p.kind not in KINDS for p in found.passes):
         return None
     if any(n.dtype == torch.float64 for n in between):
         return None
     return KeptChannels(value, found.passes, found.results[0].tree, node)
+
+
+def _spelled(value: Node, node: Node) -> Node:
+    """The same with softmaxes over channels as what they are made of: others read what they are of as well."""
+    new = {value: value}
+    for n in topological([node], [value]):
+        args = [None if a is None else new.get(a, a) for a in n.args]
+        new[n] = remade(n, args)
+        if isinstance(n.op, ops.Softmax) and n.op.dim == 1 and args[0] is not None:
+            away = pointwise("sub", args[0], make(ops.Reduce("max", (1,), True), args[0]))
+            total = make(ops.Reduce("sum", (1,), True), pointwise("exp", away))
+            new[n] = pointwise("sub", away, pointwise("log", total)) if n.op.log else _share(away, total)
+    return new[node]
+
+
+def _share(away: Node, total: Node) -> Node:
+    return pointwise("div", pointwise("exp", away), total)

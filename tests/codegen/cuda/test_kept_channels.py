@@ -49,6 +49,37 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "of a pool": (Case((9, 22), 5, 21, before=("relu",), softmax="less the greatest", pool="max", **WINDOWS), {}),
     "of averages": (Case((9, 22), 5, 16, softmax="standardised", pool="avg", after=("tanh",), **WINDOWS), {}),
     "shares of a pool": (Case((9, 22), 9, 21, softmax="softmax", pool="max", **WINDOWS), {}),
+    "shares of a pool, windows that overlap": (
+        Case(
+            (9, 22),
+            9,
+            20,
+            padding=(1, 1),
+            softmax="softmax",
+            pool="max",
+            window=(3, 3),
+            step=(2, 2),
+            pool_padding=(1, 1),
+            pool_first=True,
+        ),
+        {},
+    ),
+    "of averages, windows that overlap": (
+        Case(
+            (9, 22),
+            9,
+            20,
+            softmax="of length one",
+            pool="avg",
+            window=(3, 2),
+            step=(2, 1),
+            pool_padding=(1, 1),
+            include_pad=False,
+            ceil_mode=True,
+            pool_first=True,
+        ),
+        {},
+    ),
     "shares of averages, over channels": (
         Case(
             (9, 22),
