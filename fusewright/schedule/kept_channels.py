@@ -9,7 +9,10 @@ and of these.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from operator import is_
 
 import torch
 
@@ -23,6 +26,8 @@ from fusewright.schedule.stream_record import Tree
 
 # The reductions that take one or two ways over the values of a thread.
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std")
+# What lies between a convolution and the end of a chain with such a stage.
+_CHAINED = (*POINTWISE, ops.Reduce, ops.Reshape, ops.Softmax, ops.Pool)
 # As if so many others used a value: no chain takes it in.
 _APART = 1 << 20
 
@@ -48,27 +53,42 @@ def chain(root: Node, users: Users) -> Chain | None:
 
     What is ahead of it is ahead of all reductions, what is behind it begins where nothing else is read of their values.
     """
-    below = topological([root], [n for n in topological([root]) if isinstance(n.op, ops.Conv)])
-    convs = dict.fromkeys(a for n in below for a in n.inputs if isinstance(a.op, ops.Conv))
+    ends = _ends(root)
+    convs = [n for n in ends if isinstance(n.op, ops.Conv)]
     if len(convs) != 1:
         return None
     (conv,) = convs
-    behind = [n for n in below if n in depends_on(below, [conv])]
+    below = topological([root], ends)
+    of_conv = depends_on(below, [conv])
+    behind = [n for n in below if n in of_conv]
     value, forked = _forked(conv, behind, users) or (conv, None)
-    node = None if forked is None else _joined(forked, behind, users)
-    if node is None:
+    ahead = parse(value, users, partial(is_, conv))
+    if forked is None or isinstance(ahead, str):
         return None
-    ahead, after = parse(value, users, lambda n: n is conv), parse(root, users, lambda n: n is node)
-    stage = _stage(value, node)
-    if stage is None or isinstance(ahead, str) or isinstance(after, str):
-        return None
-    operands = tuple(dict.fromkeys((*ahead.operands, *after.operands)))
-    return Chain(conv, (*ahead.stages, stage, *after.stages), operands)
+    for node in _joined(forked, behind, users):
+        after = parse(root, users, partial(is_, node))
+        stage = None if isinstance(after, str) else _stage(value, node)
+        if stage is not None and not isinstance(after, str):
+            operands = tuple(dict.fromkeys((*ahead.operands, *after.operands)))
+            return Chain(conv, (*ahead.stages, stage, *after.stages), operands)
+    return None
+
+
+def _ends(root: Node) -> list[Node]:
+    """What `root` is computed from by the operations of a chain."""
+    found, stack = {root: None}, [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node.op, _CHAINED):
+            new = [a for a in node.inputs if a not in found]
+            found.update(dict.fromkeys(new))
+            stack += new
+    return [n for n in found if not isinstance(n.op, _CHAINED)]
 
 
 def _forked(conv: Node, behind: list[Node], users: Users) -> tuple[Node, Node] | None:
-    """The last of the functions of the convolution's output, pooled or not, ahead of everything that several read, if
-    several do; and what the stage begins with: the same, or the pool if there is one."""
+    """What the stage begins with, and the last of the functions of the convolution's output ahead of everything that
+    several read, if several do: the same, unless there is a pool, with which the stage begins."""
     value, pooled = conv, None
     while True:
         readers = [n for n in behind if value in n.inputs]
@@ -82,8 +102,8 @@ def _forked(conv: Node, behind: list[Node], users: Users) -> tuple[Node, Node] |
         pooled = value if isinstance(value.op, ops.Pool) else pooled
 
 
-def _joined(value: Node, behind: list[Node], users: Users) -> Node | None:
-    """The first value of all channels behind `value` that all its readers come to, if there is one."""
+def _joined(value: Node, behind: list[Node], users: Users) -> Iterator[Node]:
+    """The values of all channels behind `value` that all its readers come to, the first one first."""
     uses: dict[Node, int] = {value: users[value]}  # that are still to come, of what has been passed
     for node in behind[behind.index(value) + 1 :] if value in behind else behind:
         if not any(a in uses for a in node.inputs):
@@ -91,10 +111,9 @@ def _joined(value: Node, behind: list[Node], users: Users) -> Node | None:
         for a in node.inputs:
             if a in uses:
                 uses[a] -= 1
-        if not any(uses.values()):
-            return node if node.shape == value.shape and isinstance(node.op, POINTWISE) else None
+        if not any(uses.values()) and node.shape == value.shape and isinstance(node.op, POINTWISE):
+            yield node
         uses[node] = users[node]
-    return None
 
 
 def _stage(value: Node, node: Node) -> KeptChannels | None:

@@ -64,6 +64,7 @@ AMONG: dict[str, Callable[[Tensor], Tensor]] = {
     "standardised": lambda y: (y - y.mean(1, keepdim=True)) / (y.std(1, keepdim=True) + 1e-3),
     "by its variance": lambda y: y * torch.rsqrt(y.var(1, keepdim=True, unbiased=False) + 1e-3),
     "between its ends": lambda y: (y - y.amin(1, True)) / (y.amax(1, True) - y.amin(1, True) + 1e-3),
+    "step by step": lambda y: (y - y.mean(1, True)) / ((y - y.mean(1, True)).square().mean(1, True) + 1e-3).sqrt(),
     "weighed by a softmax": lambda y: torch.softmax(y, 1) * y,
     "less a softmax": lambda y: torch.log_softmax(y, 1) - y.tanh(),
     "weighed by its shares": lambda y: y * (y - y.amax(1, True)).exp() / (y - y.amax(1, True)).exp().sum(1, True),
