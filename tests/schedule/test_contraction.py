@@ -264,3 +264,27 @@ def test_other_window_sums_are_read_from_memory(root: Node) -> None:
     group = matched(root)
     assert isinstance(group, Contraction)
     assert group.box is None and isinstance(group.x.op, ops.RangeSum)
+
+
+T = inp(2, 5, 14, 14, name="t")
+GATE = pointwise("sigmoid", T)
+TURNED = pointwise("sigmoid", make(ops.Permute((0, 1, 3, 2), False), T))
+OTHERS = pointwise("sigmoid", conv(inp(2, 3, 16, 16, name="t")))
+OF_TWO = pointwise("sigmoid", pointwise("add", T, inp(2, 5, 14, 14, name="u")))
+
+
+@pytest.mark.parametrize(
+    ("operand", "read", "others"),
+    [
+        pytest.param(GATE, T, (), id="of what a call passes"),
+        pytest.param(GATE, GATE, (GATE,), id="others read it"),
+        pytest.param(TURNED, TURNED, (), id="of a view that does not lie row by row"),
+        pytest.param(OTHERS, OTHERS, (), id="another convolution may give it"),
+        pytest.param(OTHERS, OTHERS.arg(0), (OTHERS.arg(0),), id="others read what it is of"),
+        pytest.param(OF_TWO, OF_TWO, (), id="of two tensors"),
+    ],
+)
+def test_functions_of_operands(operand: Node, read: Node, others: tuple[Node, ...]) -> None:
+    """Where what they are of lies in memory anyway, and nobody else has them, they are computed with the rest."""
+    found = matched(pointwise("mul", Y, operand), *others)
+    assert isinstance(found, Contraction) and found.operands == (read,)
