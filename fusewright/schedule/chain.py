@@ -6,10 +6,11 @@ target-independent; a family says which sources and which stages it takes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import sympy
@@ -17,6 +18,9 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
+
+if TYPE_CHECKING:
+    from fusewright.schedule.kept_channels import KeptChannels
 
 Users = Mapping[Node, int]
 
@@ -76,8 +80,12 @@ class Shares:
         assert isinstance(self.node.op, ops.Softmax)
         return self.node.op
 
+    @property
+    def value(self) -> Node:
+        return self.node.arg(0)
 
-Stage = Map | Window | Shares | Fold
+
+Stage: TypeAlias = "Map | Window | Shares | KeptChannels | Fold"
 STAGES: dict[type[ops.Op], type[Window] | type[Shares] | type[Fold]] = {
     ops.Pool: Window, ops.Softmax: Shares, ops.Reduce: Fold,
 }  # fmt: skip
@@ -127,6 +135,44 @@ def leaves(stage: Map) -> tuple[Node, ...]:
     for node in inner:
         found.update((a, None) for a in node.inputs if a not in inner and not isinstance(a.op, ops.Number))
     return tuple(found)
+
+
+def leaves_beside(stage: Map, users: Users, fits: Callable[[Node], bool]) -> tuple[Node, ...]:
+    """The same where functions of operands are computed beside the tree: of such a leaf what it reads, if all of that
+    `fits`.
+
+    conv(x) * sigmoid(t)       reads t, and no sigmoid(t), which would be written for it
+    conv(x) * sigmoid(conv(t)) reads sigmoid(conv(t)), for the kernel that gives conv(t) may as well give that
+    """
+    uses = Counter(a for n in region(stage) for a in n.inputs)
+    found: dict[Node, None] = {}
+    for leaf in leaves(stage):
+        apart = leaf is stage.value or uses[leaf] < users[leaf] or leaf.shape != stage.root.shape
+        read = (leaf,) if apart else _read_for(leaf, users, fits)
+        found.update(dict.fromkeys(read))
+    return tuple(found)
+
+
+def _read_for(leaf: Node, users: Users, fits: Callable[[Node], bool]) -> tuple[Node, ...]:
+    """What is read to compute an operand, itself where it is no function of one tensor that is in memory anyway."""
+    if not isinstance(leaf.op, POINTWISE) or is_ahead(leaf):
+        return (leaf,)
+    inner, read = taken_in([leaf], users, lambda n: isinstance(n.op, POINTWISE) and n.shape == leaf.shape)
+    large = [n for n in read if n.shape == leaf.shape]
+    refused = any(refuses(n) or is_sized(n) or is_rounded(n) for n in inner)
+    refused = refused or any(isinstance(n.op, ops.Full) or not fits(n) for n in read)
+    if refused or len(large) != 1 or not _is_at_hand(large[0], read, users):
+        return (leaf,)
+    return tuple(read)
+
+
+def _is_at_hand(node: Node, read: Mapping[Node, int], users: Users) -> bool:
+    """Whether a value lies in memory, row by row, even if nobody reads it here: others do, or a call passes it."""
+    base = node
+    while isinstance(base.op, ops.Reshape | ops.Detach):
+        base = base.arg(0)
+    given = isinstance(base.op, ops.Input | ops.Param | ops.Buffer)
+    return not isinstance(base.op, VIEWS) and (given or users[node] > read[node])
 
 
 def region(stage: Map) -> dict[Node, None]:

@@ -17,9 +17,22 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import Windows, windows
-from fusewright.schedule import sample
+from fusewright.schedule import kept_channels, sample
 from fusewright.schedule.axes import Axis, Dims, axes_of, dims_of
-from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, depends_on, parse, region
+from fusewright.schedule.chain import (
+    MEMORY,
+    Chain,
+    Fold,
+    Map,
+    Shares,
+    Users,
+    Window,
+    depends_on,
+    leaves,
+    leaves_beside,
+    parse,
+)
+from fusewright.schedule.kept_channels import KeptChannels
 from fusewright.schedule.sample import SampleProgram
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
@@ -97,11 +110,14 @@ def remembered(
 class Contraction:
     """A group: conv (C -> O per group) with what follows it.
 
-    before, shares          pointwise tree on the convolution's output, softmax over its channels
-    window, after           pooling, pointwise tree on what was pooled, or on the softmax where nothing is
+    before, shares          pointwise tree on the convolution's output, softmax over its channels or what else is made
+                            of these and of their reductions
+    window, after           pooling, of which the softmax may be; pointwise tree on what was pooled, or on the softmax
+                            where nothing is
     ends                    pointwise tree between `before` and the pool, where a kernel is to compute it of the
                             greatest and the least value of each window alone (`window_ends`)
     fold                    reduction over all positions, all channels or both; `None` where all is written
+    last                    pointwise tree on a reduction over channels, of that and of single numbers
     tail                    what is computed per sample from a reduction over positions
     channels_last           whether x lies so in memory; what is written at all positions then does too
     axes                    with the pooling; without it (`plain_axes`) where its windows begin in the midst of cells
@@ -118,10 +134,11 @@ class Contraction:
     axes: tuple[Axis, Axis, Axis]
     dims: Dims
     before: Map | None
-    shares: Shares | None
+    shares: Shares | KeptChannels | None
     window: Window | None
     after: Map | None
     fold: Fold | None
+    last: Map | None
     operands: tuple[Node, ...]
     tail: SampleProgram | None = None
     channels_last: bool = False
@@ -237,6 +254,11 @@ class Contraction:
         return o // self.op.groups
 
     @property
+    def shares_of_pooled(self) -> bool:
+        """Whether the softmax is of what was pooled, and not ahead of that."""
+        return self.shares is not None and self.window is not None and self.shares.value is self.window.node
+
+    @property
     def over_positions(self) -> bool:
         return self.fold is not None and 2 in self.fold.op.dims
 
@@ -275,10 +297,10 @@ def _with_tail(root: Node, users: Users) -> Contraction | None:
 def may_end(c: Contraction) -> Node | None:
     """Where the group may end as well: ahead of its pool, of its softmax, or of where it reads what has a number for
     every element."""
-    if c.window is not None:
+    if c.window is not None and not c.shares_of_pooled:
         return c.window.node.arg(0)
     if c.shares is not None:
-        return c.shares.node.arg(0)
+        return c.shares.value
     if c.before is None:
         return None
     inner = topological([c.before.root], (c.before.value, *c.operands))
@@ -291,17 +313,24 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     """The group that ends in `root` without a tail."""
     chain = parse(root, users, lambda n: isinstance(n.op, ops.Conv))
     if isinstance(chain, str):
+        chain = kept_channels.chain(root, users) or chain
+    if isinstance(chain, str):
         return chain
     shape = _stages(chain)
     if isinstance(shape, str):
         return shape
-    before, shares, window, after, fold = shape
+    before, shares, window, after, fold, last = shape
     conv = chain.source
     assert isinstance(conv.op, ops.Conv)
-    reason = _refused_conv(conv) or _refused(conv, window, fold) or _retyped(root, before, after, conv)
-    reason = reason or _refused_operands(conv, chain.operands, stored=window is None and shares is None)
-    if reason is None and shares is not None and (shares.op.dim != 1 or conv.op.groups != 1):
-        reason = "a fused softmax is over all channels of a convolution that has no groups"
+    operands = _operands(chain, users)
+    reason = (
+        _refused_conv(conv) or _refused(conv, window, fold) or _retyped(root, (before, after, last), conv, operands)
+    )
+    reason = reason or _refused_operands(conv, operands, stored=window is None and shares is None)
+    if reason is None and shares is not None and (not _over_channels(shares) or conv.op.groups != 1):
+        reason = "what is made of a position's channels, as a softmax is, takes all of a convolution that has no groups"
+    if reason is None and last is not None and not all(_is_number(n) for n in leaves(last) if n is not last.value):
+        reason = "what follows a reduction over channels reads more than single numbers"
     if reason is not None:
         return reason
     x, box = _boxed(conv, users) if window is None else (conv.arg(0), None)
@@ -309,26 +338,46 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     axes = axes_of(conv, window, dims)
     if any(a.together > 1 for a in axes):
         axes = axes_of(conv, None, dims)
-    return Contraction(root, conv, x, box, axes, dims, before, shares, window, after, fold, chain.operands)
+    return Contraction(root, conv, x, box, axes, dims, before, shares, window, after, fold, last, operands)
 
 
-_Stages = tuple[Map | None, Shares | None, Window | None, Map | None, Fold | None]
+def _operands(chain: Chain, users: Users) -> tuple[Node, ...]:
+    """What the pointwise trees read, in order of first use."""
+
+    def fits(node: Node) -> bool:
+        return varies(node, chain.source) is not None
+
+    stages = [stage for stage in chain.stages if isinstance(stage, Map)]
+    read = dict.fromkeys(n for stage in stages for n in leaves_beside(stage, users, fits) if n is not stage.value)
+    return tuple(read)
+
+
+_Stages = tuple[Map | None, Shares | KeptChannels | None, Window | None, Map | None, Fold | None, Map | None]
 
 
 def _stages(chain: Chain) -> _Stages | str:
     """The stages in the order a tile takes them, each at most once."""
     rest = list(chain.stages)
     before = rest.pop(0) if rest and isinstance(rest[0], Map) else None
-    shares = rest.pop(0) if rest and isinstance(rest[0], Shares) else None
+    shares = rest.pop(0) if rest and isinstance(rest[0], Shares | KeptChannels) else None
     window = rest.pop(0) if rest and isinstance(rest[0], Window) else None
+    if window is not None and shares is None and rest and isinstance(rest[0], Shares | KeptChannels):
+        shares = rest.pop(0)
     later = shares is not None or window is not None
     after = rest.pop(0) if rest and later and isinstance(rest[0], Map) else None
     fold = rest.pop(0) if rest and isinstance(rest[0], Fold) else None
+    behind = isinstance(fold, Fold) and fold.op.dims == (1,)
+    last = rest.pop(0) if rest and behind and isinstance(rest[0], Map) else None
     if rest:
         return f"{rest[0]!r} comes after what a tile can do"
-    assert isinstance(before, Map | None) and isinstance(shares, Shares | None) and isinstance(window, Window | None)
-    assert isinstance(after, Map | None) and isinstance(fold, Fold | None)
-    return before, shares, window, after, fold
+    assert isinstance(before, Map | None) and isinstance(shares, Shares | KeptChannels | None)
+    assert isinstance(window, Window | None) and isinstance(after, Map | None) and isinstance(fold, Fold | None)
+    assert isinstance(last, Map | None)
+    return before, shares, window, after, fold, last
+
+
+def _over_channels(shares: Shares | KeptChannels) -> bool:
+    return isinstance(shares, KeptChannels) or shares.op.dim == 1
 
 
 def _refused_conv(conv: Node) -> str | None:
@@ -347,10 +396,10 @@ def _refused_conv(conv: Node) -> str | None:
     return None
 
 
-def _retyped(root: Node, before: Map | None, after: Map | None, conv: Node) -> str | None:
+def _retyped(root: Node, trees: tuple[Map | None, ...], conv: Node, operands: tuple[Node, ...]) -> str | None:
     """Why values of another type arise in the pointwise trees that a thread cannot carry, or `None`."""
-    for tree in (before, after):
-        for node in region(tree) if tree is not None else ():
+    for tree in trees:
+        for node in _computed(tree, operands) if tree is not None else ():
             if node.dtype not in MEMORY and (node is root or not _is_truth(node)):
                 return f"{node!r} is no floating-point number"
             if node.dtype != torch.bool and (node.dtype == torch.float64) != (conv.dtype == torch.float64):
@@ -358,6 +407,11 @@ def _retyped(root: Node, before: Map | None, after: Map | None, conv: Node) -> s
             if isinstance(node.op, ops.Cast) and node.dtype.itemsize < node.arg(0).dtype.itemsize and node is not root:
                 return "a value is rounded to a narrower type on the way"
     return None
+
+
+def _computed(tree: Map, operands: tuple[Node, ...]) -> list[Node]:
+    """The nodes that a tree and functions of its operands come to."""
+    return [n for n in topological([tree.root], (tree.value, *operands)) if not isinstance(n.op, ops.Number)]
 
 
 def _is_truth(node: Node) -> bool:
@@ -394,7 +448,7 @@ def varies(operand: Node, conv: Node) -> Varies | None:
     """How an operand of a pointwise tree does over the output of `conv`; `None` where it is in another way."""
     if operand.dtype not in MEMORY:
         return None
-    if all(d == 1 for d in operand.shape):
+    if _is_number(operand):
         return "scalar"
     samples, channels, *positions = (1,) * (conv.ndim - operand.ndim) + tuple(operand.shape)
     if channels == conv.shape[1] and all(d == 1 for d in positions):
@@ -402,6 +456,10 @@ def varies(operand: Node, conv: Node) -> Varies | None:
             return "channel"
         return "sample's channel" if samples == conv.shape[0] else None
     return "element" if operand.shape == conv.shape else None
+
+
+def _is_number(operand: Node) -> bool:
+    return all(d == 1 for d in operand.shape)
 
 
 def _boxed(conv: Node, users: Users) -> tuple[Node, Box | None]:

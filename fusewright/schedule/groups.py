@@ -141,13 +141,13 @@ def _keys(family: Family, group: Group) -> set[Node]:
 
 def _ends(group: Group) -> set[Node]:
     """Where a group that is no kernel may not end, as it may pay still if it ends earlier: without a tail, with the
-    softmax left to others, ahead of what reduces a product, or of what reads a tensor as large as the convolution's
-    output; empty for others."""
+    softmax or what follows a reduction left to others, ahead of what reduces a product, or of what reads a tensor as
+    large as the convolution's output; empty for others."""
     record = group.record
     if isinstance(record, contraction.Contraction) and record.elements:
         return chain.depends_on(topological([group.root], (*group.operands, record.conv)), record.elements)
     reduces = isinstance(record, matmul.Linear) and record.fold is not None
-    shortens = reduces or any(getattr(record, name, None) is not None for name in ("tail", "shares"))
+    shortens = reduces or any(getattr(record, name, None) is not None for name in ("tail", "shares", "last"))
     return {group.root} if shortens else set()
 
 

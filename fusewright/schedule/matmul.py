@@ -19,6 +19,7 @@ numbers are too far apart for that, they are taken in two layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
@@ -29,7 +30,7 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.types import Size, numel
-from fusewright.schedule.chain import Fold, Map, Stage, Users, Varies, leaves, parse, varies
+from fusewright.schedule.chain import Fold, Map, Stage, Users, Varies, leaves_beside, parse, varies
 from fusewright.schedule.stream import unsupported
 from fusewright.schedule.stream_record import Tree
 from fusewright.schedule.tiling import MULTIPROCESSORS
@@ -190,8 +191,12 @@ def match(root: Node, users: Users) -> Linear | str:
         return f"{matmul!r} multiplies computed values of unlike samples, or sums nobody knows how many products"
     if (turned or across) and not isinstance(x.shape[-1 if turned else -2], int):
         return f"{matmul!r} has samples of rows of which it is not known how many there are"
-    after, last = _tree(before), _tree(behind)
-    value = matmul if after is None else after.root
+    value = matmul if before is None else before.root
+
+    def fits(node: Node) -> bool:
+        return node.dtype in (torch.float32, torch.bool) and _varies(node, value, across) is not None
+
+    after, last = _tree(before, users, fits), _tree(behind, users, lambda node: False)
     trees = (None if tree is None else unsupported(tree) for tree in (after, last))
     problem = next((p for p in (_refused(fold, value.ndim), *trees) if p is not None), None)
     if problem is not None:
@@ -216,8 +221,9 @@ def _stages(stages: tuple[Stage, ...]) -> tuple[Map | None, Fold | None, Map | N
     return before, fold, maps[-1] if fold is not None and maps and stages[-1] is maps[-1] else None
 
 
-def _tree(stage: Map | None) -> Tree | None:
-    return None if stage is None else Tree(stage.root, leaves(stage), stage.value)
+def _tree(stage: Map | None, users: Users, fits: Callable[[Node], bool]) -> Tree | None:
+    """A stage, with functions of operands that may be computed in it."""
+    return None if stage is None else Tree(stage.root, leaves_beside(stage, users, fits), stage.value)
 
 
 def _operands(tree: Tree | None) -> tuple[Node, ...]:

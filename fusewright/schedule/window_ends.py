@@ -33,6 +33,8 @@ def at_ends(c: Contraction) -> Contraction:
     take longer than to compare."""
     if c.window is None or c.before is None or c.ends is not None or c.window.op.kind != "max":
         return c
+    if c.shares is not None:  # it lies between, or is made of what was pooled
+        return c
     ends, own = _dipping(c.before), map(min, c.window.op.kernel, c.window.op.stride)
     if ends is None or prod(own) < LEAST:
         return c

@@ -115,7 +115,11 @@ REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
     "dilated pool": (lambda: pool(Y, dilation=2), "the pooling is dilated"),
     "pool over some dimensions": (lambda: pool(Y, n=1), "not over all positions"),
     "two pools": (lambda: pool(pool(Y)), "comes after what a tile can do"),
-    "after the reduction": (lambda: pointwise("relu", fold(Y, "sum", 1)), "comes after what a tile can do"),
+    "after the reduction": (lambda: fold(fold(Y, "sum", 1), "max", 1), "comes after what a tile can do"),
+    "operand per sample after the reduction": (
+        lambda: pointwise("add", fold(conv(inp(5, 3, 16, 16), 5), "sum", 1), weight(5, 1, 1)),
+        "more than single numbers",
+    ),
     "product": (lambda: fold(Y, "prod", 1, 2, 3), "a fused reduction is one of"),
     "over one dimension": (lambda: fold(Y, "sum", 3), "over some of the positions only"),
     "over the batch": (lambda: fold(Y, "sum", 0), "over some of the positions only"),
@@ -133,7 +137,7 @@ REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
         "is pooled or a softmax",
     ),
     "truth per element": (
-        lambda: pointwise("where", pointwise("gt", inp(2, 5, 14, 14), number(0)), Y, number(0)),
+        lambda: pointwise("where", inp(2, 5, 14, 14, dtype=torch.bool), Y, number(0)),
         "neither a",
     ),
     "operand along the last dimension": (
@@ -260,3 +264,27 @@ def test_other_window_sums_are_read_from_memory(root: Node) -> None:
     group = matched(root)
     assert isinstance(group, Contraction)
     assert group.box is None and isinstance(group.x.op, ops.RangeSum)
+
+
+T = inp(2, 5, 14, 14, name="t")
+GATE = pointwise("sigmoid", T)
+TURNED = pointwise("sigmoid", make(ops.Permute((0, 1, 3, 2), False), T))
+OTHERS = pointwise("sigmoid", conv(inp(2, 3, 16, 16, name="t")))
+OF_TWO = pointwise("sigmoid", pointwise("add", T, inp(2, 5, 14, 14, name="u")))
+
+
+@pytest.mark.parametrize(
+    ("operand", "read", "others"),
+    [
+        pytest.param(GATE, T, (), id="of what a call passes"),
+        pytest.param(GATE, GATE, (GATE,), id="others read it"),
+        pytest.param(TURNED, TURNED, (), id="of a view that does not lie row by row"),
+        pytest.param(OTHERS, OTHERS, (), id="another convolution may give it"),
+        pytest.param(OTHERS, OTHERS.arg(0), (OTHERS.arg(0),), id="others read what it is of"),
+        pytest.param(OF_TWO, OF_TWO, (), id="of two tensors"),
+    ],
+)
+def test_functions_of_operands(operand: Node, read: Node, others: tuple[Node, ...]) -> None:
+    """Where what they are of lies in memory anyway, and nobody else has them, they are computed with the rest."""
+    found = matched(pointwise("mul", Y, operand), *others)
+    assert isinstance(found, Contraction) and found.operands == (read,)

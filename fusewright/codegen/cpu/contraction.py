@@ -48,7 +48,11 @@ def options(c: Contraction, hints: Mapping[Any, int], layouts: Mapping[Node, str
     spatial = set(range(2, c.conv.ndim))
     if c.fold is not None and set(c.fold.op.dims) not in ({1}, spatial, {1} | spatial):
         return []
-    if c.shares is not None or (c.tail is not None and any(_is_large_product(n) for n in c.tail.inner)):
+    if (
+        c.shares is not None
+        or c.last is not None
+        or (c.tail is not None and any(_is_large_product(n) for n in c.tail.inner))
+    ):
         return []
     if prod(sizes_of(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []

@@ -37,6 +37,7 @@ from fusewright.ir.node import Graph, Node
 from fusewright.kernel import Kernel
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule import residues
+from fusewright.schedule.chain import Shares
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
@@ -190,7 +191,8 @@ def early(
     assert group.shorter is not None
     y = group.shorter.root
     whole = _seconds(group, hints, layouts, tf32, capability)
-    times = 2 if getattr(group.record, "shares", None) is None else 3  # read for the statistics of its rows, too
+    shares = isinstance(getattr(group.record, "shares", None), Shares)
+    times = 3 if shares else 2  # read for the statistics of its rows, too
     passing = times * prod(sizes(y, hints)) * y.dtype.itemsize / LARGE_GPU.memory + LARGE_GPU.launch
     shorter = _seconds(group.shorter, hints, layouts, tf32, capability) + passing
     return shorter / whole if shorter < inf else inf

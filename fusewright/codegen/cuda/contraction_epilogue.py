@@ -367,13 +367,7 @@ class Epilogue(ElementText):
     def of_cells(self) -> Lines:
         """What to do with the pooled values of a thread's cells."""
         value = self.of_cell()
-        loops = [f"for (int own_{a} = 0; own_{a} < OWN_{a.upper()}; ++own_{a})" for a in "dhw"]
-        lines = [
-            f"const int p = {self.cell(0, 'own_d')}, q = {self.cell(1, 'own_h')};",
-            f"const int r = {self.cell_w};",
-            "const bool inside = p < cells_d && q < cells_h && r < cells_w;",
-            *self.share("pqr"),
-        ]
+        loops, lines = OWN_CELLS, self.place_of_cell()
         if self.t.by_rows:
             own = self.cell(0, "own_d"), self.cell(1, "own_h")
             return self._row_loops(0, loops[:2], own, ("cells_d", "cells_h", "cells_w"))
@@ -383,13 +377,25 @@ class Epilogue(ElementText):
         results = nest(loops, [*lines, *self.result_of(value, ("cells_d", "cells_h", "cells_w"), local)])
         return [*self.out_row("cells_d", "cells_h", "cells_w"), *results]
 
+    def place_of_cell(self) -> Lines:
+        """Statements that say where a thread's cell is, and what its elements count in an average."""
+        return [
+            f"const int p = {self.cell(0, 'own_d')}, q = {self.cell(1, 'own_h')};",
+            f"const int r = {self.cell_w};",
+            "const bool inside = p < cells_d && q < cells_h && r < cells_w;",
+            *self.share("pqr"),
+        ]
+
+    def averaged(self) -> str:
+        """What was pooled of a thread's cell."""
+        assert self.c.window is not None
+        if self.c.window.op.kind == "avg":
+            return f"{self.pooled_at} * share"
+        return self.of_window(self.pooled_at)
+
     def of_cell(self) -> str:
         """What the pooled values of a thread's cell come to."""
-        assert self.c.window is not None
-        value = self.pooled_at
-        if self.c.window.op.kind == "avg":
-            value = f"{value} * share"
-        value = self.of_window(value)
+        value = self.averaged()
         return f"after({value}, m, half)" if self.c.after is not None else value
 
     def joined_at_once(self, rows: Lines, along: str, count: str, index: str, place: Lines, value: str) -> Lines:
@@ -521,7 +527,7 @@ class Epilogue(ElementText):
             return (
                 f"partial[(((long long)sample * gridDim.z + blockIdx.z) * {P} + p) * {Q} * {R} + q * {R} + r] = over;"
             )
-        value = self.joining.result.format("over") + (" * Compute(1.0 / O)" if self.fold == "mean" else "")
+        value = self.result_over_channels("O")
         return f"out[(((long long)sample * {P} + p) * {Q} + q) * {R} + r] = narrow_to<{self.result_type}>::of({value});"
 
     def local(self, i: int) -> int:
@@ -535,5 +541,7 @@ class Epilogue(ElementText):
         return rows_bytes(self.t) // 4
 
 
+# Loops over the cells of a thread.
+OWN_CELLS = [f"for (int own_{a} = 0; own_{a} < OWN_{a.upper()}; ++own_{a})" for a in "dhw"]
 # Loops over the rows of a thread, and which one they are at.
 OWN_ROWS = ("for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)")

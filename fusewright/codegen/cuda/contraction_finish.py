@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -314,11 +315,18 @@ class Finish:
             "threads": FINISHERS,
             "rows": self.rows,
         }
-        if self.c.tail is None:
-            return fill(texts.FINISH, **names)
+        behind, result, read = self.behind()
         known = operands(self.c)
-        parameters = (f"const {ELEMENT[n.dtype]}* __restrict__ {known[n]}, " for n in self.c.tail_operands)
-        return fill(texts.FINISH_SAMPLE, **names, parameters="".join(parameters), body=self._finished())
+        parameters = (f"const {ELEMENT[n.dtype]}* __restrict__ {known[n]}, " for n in (*self.c.tail_operands, *read))
+        names["parameters"] = "".join(parameters)
+        if self.c.tail is None:
+            names["result"] = result.format(names["result"])
+            return fill(texts.FINISH, **names, behind=behind)
+        return fill(texts.FINISH_SAMPLE, **names, body=self._finished())
+
+    @abstractmethod
+    def behind(self) -> tuple[Lines, str, list[Node]]:
+        """What the second kernel does with a result over channels: statements ahead, text, and what it reads."""
 
     def _shape(self, spatial: list[str]) -> tuple[str, ...]:
         """Of the output, whose positions have these lengths."""
@@ -361,6 +369,7 @@ class Finish:
             arguments = (arguments[0], *read, arguments[1], *arguments[3:])
             return Results(output, (partial,), (Launch(f"{name}_finish", arguments, ("N", "1", "1"), FINISHERS),))
         blocks = f"ceil_div(N * {rows}, {FINISHERS})"
+        arguments = (arguments[0], *(Argument("pointer", operands(c)[n]) for n in self.behind()[2]), *arguments[1:])
         return Results(output, (partial,), (Launch(f"{name}_finish", arguments, (blocks, "1", "1"), FINISHERS),))
 
 

@@ -292,10 +292,11 @@ if (threadIdx.x == 0) {
 FINISH = """
 // Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
 extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $partial* __restrict__ partial,
-    $element* __restrict__ out, long long results, int splits, int rows, long long count) {
+    $parameters$element* __restrict__ out, long long results, int splits, int rows, long long count) {
     await_launches();
     const long long i = (long long)blockIdx.x * $threads + threadIdx.x;
     if (i >= results) return;
+    $behind
     const $partial* from = partial + i / rows * splits * rows + i % rows;
     $total value = from[0];
     for (int split = 1; split < splits; ++split) value = $join;

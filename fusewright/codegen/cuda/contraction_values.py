@@ -17,7 +17,7 @@ from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir import build, pointwise
 from fusewright.ir.node import Node
-from fusewright.schedule.chain import Map
+from fusewright.schedule.chain import Map, leaves
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,17 @@ class ValueText(Finish):
             before[0] = before[0].replace(f"{self.place})", f"{self.place}, Maths& maths)")
         later = {"at_end": self.c.ends, "after": self.c.after}
         trees = ((label, tree) for label, tree in later.items() if tree is not None)
-        return [*before, *(line for label, tree in trees for line in self._function(label, tree, []))]
+        behind = [line for label, tree in trees for line in self._function(label, tree, [])]
+        return [*before, *behind, *([] if self.partial else self.last_function())]
+
+    def last_function(self) -> Lines:
+        """The lambda ``last``, if there is a need for it: of what channels come to."""
+        return [] if self.c.last is None else self._function("last", self.c.last, [])
+
+    def result_over_channels(self, features: str) -> str:
+        """Text: what channels come to, so many `features`, and what follows that."""
+        result = self.joining.result.format("over") + (f" * Compute(1.0 / {features})" if self.fold == "mean" else "")
+        return result if self.c.last is None else f"last({result})"
 
     @cached_property
     def _before(self) -> Lines:
@@ -159,13 +169,24 @@ class ValueText(Finish):
             result = scalars.value(build.pointwise("exp", tree.root) if exponentiated else tree.root)
             lines += scalars.lines
         beside = "".join(f", Compute {name}_here" for name in self.beside) if label == "before" else ""
-        head = f"const auto {label} = [&](Compute value, {self.place}{beside})"
+        place = "" if label == "last" else f", {self.place}{beside}"
+        head = f"const auto {label} = [&](Compute value{place})"
         return [*block(head, [*lines, f"return {result};"])[:-1], "};"]
 
     def _access(self, node: Node) -> str:
         name, cast = operands(self.c)[node], compute_type(node.dtype)
         text = f"{name}_here" if node in self.c.elements else f"{name}_at" if is_one(node) else self.of_channel(name)
         return text if cast == compute_type(self.c.x.dtype) else f"{cast}({text})"
+
+    # -- the second kernel
+
+    def behind(self) -> tuple[Lines, str, list[Node]]:
+        """What it does with a result over channels: statements ahead, the text, and the numbers that it reads."""
+        if self.c.last is None:
+            return [], "{0}", []
+        read = [n for n in leaves(self.c.last) if n is not self.c.last.value]
+        ones = [f"const Compute {(name := operands(self.c)[n])}_at = widened({name}[0]);" for n in read]
+        return [*ones, *self.last_function()], "last({0})", read
 
     # -- windows
 

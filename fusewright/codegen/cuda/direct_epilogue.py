@@ -422,7 +422,7 @@ class DirectEpilogue(ValueText):
         p, q, r = self._places_of_cell()
         big = self._lengths()
         at = f"(((long long)sample * {big[0]} + {p}) * {big[1]} + {q}) * {big[2]} + {r}"
-        value = self.joining.result.format("over") + (" * Compute(1.0 / (GROUPS * O))" if self.fold == "mean" else "")
+        value = self.result_over_channels("(GROUPS * O)")
         return [f"out[{at}] = narrow_to<{self.result_type}>::of({value});"]
 
     # -- the end of a block ------------------------------------------------------------------------------------------

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusewright.codegen.cuda import contraction_finish_text as finish
+from fusewright.codegen.cuda import kept_channels
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
 from fusewright.codegen.cuda.contraction_elements import CHANNELS
-from fusewright.codegen.cuda.contraction_epilogue import OWN_ROWS, Epilogue
+from fusewright.codegen.cuda.contraction_epilogue import OWN_CELLS, OWN_ROWS, Epilogue
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.axes import Phase
+from fusewright.schedule.kept_channels import KeptChannels
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_staging import couples
@@ -217,6 +219,8 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         return Run(self.own_w(1), 1, [own, own.replace("acc[", "beside[", 1)], finish.EACH)
 
     def head(self) -> list[Lines]:
+        if isinstance(self.c.shares, KeptChannels):
+            return [*super().head(), kept_channels.function(self.c.shares, self.c.features, whole=self.whole)]
         if self.c.shares is None:
             return super().head()
         names = {"exponential": "total += value = exponential", "share": "1 / total", "joined": "*"}
@@ -225,7 +229,7 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         return [*super().head(), fill(texts.SOFTMAX, **names)]
 
     def changed(self, value: str, at: str = "[m][half]") -> str:
-        if self.c.shares is None:
+        if self.c.shares is None or self.c.shares_of_pooled:
             return super().changed(value, at)
         there = self.c.after is not None and self.c.window is None
         return f"after({value}, m, half)" if there else value
@@ -245,21 +249,34 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         return [*shares, *super().coupled(phases, slots)]
 
     def _shares(self, name: str, slots: int, per_cell: int) -> Lines:
-        """The softmax over the channels of every position, in place of the products."""
-        if self.c.shares is None:
+        """The softmax over the channels of every position, or what else is made of them, in place of the products."""
+        if self.c.shares is None or self.c.shares_of_pooled:
             return []
         at = self.accumulated(per_cell).replace("acc[", f"{name}[", 1)
-        value = super().changed(at)
+        lines = [f"const int own_w = {self.own_w(per_cell)};", *self._made_anew(at, super().changed(at))]
+        return nest([*OWN_ROWS, f"for (int s = 0; s < {slots}; ++s)"], lines)
+
+    def _made_anew(self, at: str, value: str) -> Lines:
+        """Statements that put what is made of a position's channels, each a `value`, where they are kept."""
         channels = [self.feature, f"values[m][half] = chosen(feature < O, {value}, -Compute(INFINITY));"]
         channels = [f"values[m][half] = {value};"] if self.whole else channels
-        lines = [
-            f"const int own_w = {self.own_w(per_cell)};",
+        return [
             "Compute values[M_TILES][2];",
             *nest(CHANNELS, channels),
-            "softmax(values);",
+            "among_channels(values, quad);" if isinstance(self.c.shares, KeptChannels) else "softmax(values);",
             *nest(CHANNELS, [f"{at} = values[m][half];"]),
         ]
-        return nest([*OWN_ROWS, f"for (int s = 0; s < {slots}; ++s)"], lines)
+
+    def of_cells(self) -> Lines:
+        if not self.c.shares_of_pooled:
+            return super().of_cells()
+        place = self.place_of_cell()
+        return [*nest(OWN_CELLS, [*place, *self._made_anew(self.pooled_at, self.averaged())]), *super().of_cells()]
+
+    def of_cell(self) -> str:
+        if not self.c.shares_of_pooled:
+            return super().of_cell()
+        return f"after({self.pooled_at}, m, half)" if self.c.after is not None else self.pooled_at
 
     def accumulated(self, per_cell: int) -> str:
         element = self.element_w(per_cell) if per_cell > 1 else "0"

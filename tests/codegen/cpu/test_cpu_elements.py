@@ -41,6 +41,8 @@ CASES: dict[str, tuple[Case, str, torch.dtype | None]] = {
     "three dimensions": (Case((3, 4, 9), 3, 16, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)), "residual", None),
     "of one tap": (Case((6, 9), 9, 20, (1, 1)), "residual", None),
     "the input": (Case((6, 9), 20, 20, padding=(1, 1)), "the input", None),
+    "a function": (Case((6, 9), 9, 20), "a function of all", None),
+    "a comparison": (Case((6, 9), 9, 20), "a comparison", None),
     "window sums": (Case((22, 26), 4, 20, **POOL), "behind a channel", None),
     "mean": (Case((6, 19), 5, 20, fold="mean", fold_dims="p"), "residual", None),
     "maximum of all": (Case((6, 19), 5, 20, fold="max", fold_dims="cp"), "scale and residual", None),

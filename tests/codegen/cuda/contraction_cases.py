@@ -56,9 +56,25 @@ STEPS: dict[str, Step] = {
 }
 
 
+# What is made of the channels of a position, of which no softmax is.
+AMONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "less the greatest": lambda y: y - y.amax(1, keepdim=True),
+    "of length one": lambda y: y / y.norm(dim=1, keepdim=True).clamp(min=1e-6),
+    "gated by a mean": lambda y: y * F.hardsigmoid(y).mean(1, keepdim=True),
+    "standardised": lambda y: (y - y.mean(1, keepdim=True)) / (y.std(1, keepdim=True) + 1e-3),
+    "by its variance": lambda y: y * torch.rsqrt(y.var(1, keepdim=True, unbiased=False) + 1e-3),
+    "between its ends": lambda y: (y - y.amin(1, True)) / (y.amax(1, True) - y.amin(1, True) + 1e-3),
+    "step by step": lambda y: (y - y.mean(1, True)) / ((y - y.mean(1, True)).square().mean(1, True) + 1e-3).sqrt(),
+    "weighed by a softmax": lambda y: torch.softmax(y, 1) * y,
+    "less a softmax": lambda y: torch.log_softmax(y, 1) - y.tanh(),
+    "weighed by its shares": lambda y: y * (y - y.amax(1, True)).exp() / (y - y.amax(1, True)).exp().sum(1, True),
+}
+
+
 @dataclass(frozen=True)
 class Case:
-    """A group: convolution -> `before` -> softmax -> pool -> `after` -> reduction over `fold_dims` ("c", "p", "cp")."""
+    """A group: convolution -> `before` -> softmax -> pool -> `after` -> reduction over `fold_dims` ("c", "p", "cp"),
+    and `behind` one over channels."""
 
     sizes: tuple[int, ...]
     channels: int = 3  # of a group, as are the features
@@ -83,11 +99,13 @@ class Case:
     fold: str = ""
     fold_dims: str = ""
     keepdim: bool = False
+    behind: tuple[str, ...] = ()  # behind a reduction over channels
     batch: int = 2
     dtype: torch.dtype = torch.float32
     tf32: bool = True
     channels_last: bool = False
-    softmax: str = ""  # or "log_softmax"
+    softmax: str = ""  # or "log_softmax", or what else is `AMONG` channels
+    pool_first: bool = False  # ahead of that
 
     @property
     def n(self) -> int:
@@ -140,15 +158,21 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y, c = self.before_fold(x), self.case
-        return getattr(torch, {"max": "amax", "min": "amin"}.get(c.fold, c.fold))(y, c.dims, c.keepdim) if c.fold else y
+        if c.fold:
+            y = getattr(torch, {"max": "amax", "min": "amin"}.get(c.fold, c.fold))(y, c.dims, c.keepdim)
+        for name in c.behind:
+            y = STEPS[name](y, self.p, self.q)
+        return y
 
     def before_fold(self, x: Tensor) -> Tensor:
         c, y = self.case, self.conv(x)
         for name in c.before:
             y = STEPS[name](y, self.p, self.q)
+        if c.pool and c.pool_first:
+            y = self.pooled(y)
         if c.softmax:
-            y = getattr(torch, c.softmax)(y, 1)
-        if c.pool:
+            y = AMONG[c.softmax](y) if c.softmax in AMONG else getattr(torch, c.softmax)(y, 1)
+        if c.pool and not c.pool_first:
             y = self.pooled(y)
         for name in c.after:
             y = STEPS[name](y, self.p, self.q)

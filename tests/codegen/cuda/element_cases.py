@@ -34,6 +34,9 @@ READS: dict[str, Read] = {
     "gate": lambda y, p, r, s: torch.where(y > 0.1, y, r),
     "the input": lambda y, p, r, s: F.relu(y + r),
     "sine": lambda y, p, r, s: (y + r).sin(),
+    "a function": lambda y, p, r, s: y * torch.sigmoid(r) + p,
+    "a function of all": lambda y, p, r, s: y + F.relu(r * s + p),
+    "a comparison": lambda y, p, r, s: torch.where(r > 0.2, y, 0.5 * y),
 }
 
 

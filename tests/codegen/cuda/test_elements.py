@@ -14,6 +14,7 @@ from emulation.emulate import ORDERS, emulate
 from warpgroup_cases import BF16, F16
 
 from fusewright.codegen.cuda import contraction, direct, options, warpgroup
+from fusewright.ir import ops
 from fusewright.kernel import Kernel
 from fusewright.schedule import direct_choice, tiling, warpgroup_positions, warpgroup_windows
 from fusewright.schedule import warpgroup as warpgroup_features
@@ -156,6 +157,11 @@ SLOW: dict[str, Row] = {
         None,
         {},
     ),
+    "warps, a function": ("warps", Case((7, 13), 5, 20), "a function", None, {}),
+    "features, a function": ("features", Case((6, 16), 20, 64, padding=(1, 1)), "a function of all", None, {}),
+    "positions, a comparison": ("positions", Case((5, 71), 5, 12), "a comparison", None, {"by_rows": True}),
+    "direct, a function": ("direct", Case((7, 13), 1, 1, groups=6, tf32=False), "a function of all", None, {}),
+    "half precision, a function": ("positions", Case((5, 64), 5, 12, dtype=F16), "a function", None, {}),
     "windows": ("windows", Case((22, 150), 8, 16, **POOL), "behind a channel", None, {}),
 }
 EVERY = CASES | SLOW
@@ -180,11 +186,18 @@ def test_against_float64(name: str) -> None:
     assert_right(f, kernel)
 
 
+@pytest.mark.parametrize("read", ["twice", "a function", "a function of all", "a comparison"])
+def test_functions_of_what_is_read_are_computed_in_the_kernel(read: str) -> None:
+    """So that nobody writes them for it."""
+    elements = find(Case((7, 13), 5, 20), read).group.elements
+    assert [type(n.op) for n in elements] == [ops.Input]
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.sampled
 def test_not_finite_as_eager(name: str) -> None:
     f, kernel = found(name)
-    if f.case.fold or f.model.read in ("sine", "twice", "gate", "the input"):
+    if f.case.fold or f.model.read in ("sine", "twice", "gate", "the input", "a function", "a comparison"):
         pytest.skip("what is not finite does not stay at its place")
     assert_finite_as_eager(f, lambda *tensors: emulate(kernel, *tensors))
 

@@ -144,6 +144,7 @@ def test_what_is_not_finite(name: str, way: str) -> None:
         pytest.param({"before": ("gelu", "sine")}, id="a wave of what dips"),
         pytest.param({"before": ("square",)}, id="costs what a comparison does"),
         pytest.param({"before": ()}, id="nothing is computed"),
+        pytest.param({"softmax": "softmax"}, id="a softmax lies between"),
         pytest.param({"window": (1, 2), "step": (1, 2)}, id="a window that is its ends"),
         pytest.param({"before": ("gelu", "tanh")}, id="the rules move what rises behind the pool"),
     ],
