@@ -265,7 +265,6 @@ inline unsigned long long shared_matrix(const void* start, int along, int down) 
     return at >> 4 | (unsigned long long)(along >> 4) << 16 | (unsigned long long)(down >> 4) << 32;
 }
 inline void fence_async() {}
-inline void fence_async_global() {}
 inline void warpgroup_arrive() {}
 inline void warpgroup_commit() { emulation::products_commit(); }
 inline void warpgroup_wait() { emulation::products_wait(0); }
@@ -397,6 +396,10 @@ template <> struct narrow_to<fp16> {
         return {static_cast<unsigned short>(sign | ((unsigned(unit + 24) << 10) + count))};
     }
 };
+#endif
+
+#ifdef USES_fence_async_global
+inline void fence_async_global() {}
 #endif
 
 #ifdef USES_halves

@@ -163,7 +163,7 @@ ${name}_pack(const float* __restrict__ x, float* __restrict__ packed, Scales* __
 }
 """
 
-# How a block lays out what its wide rows have left, where it has any: others do the same meanwhile.
+# How a block lays out the second layer of its rows: others may do so meanwhile, and write the same.
 LAY_OUT_REST = """
 for (int i = threadIdx.x; i < 4 * steps * COLUMNS; i += THREADS) {
     const int column = i % COLUMNS, sixteen = 4 * first_chunk + i / COLUMNS;
@@ -267,7 +267,7 @@ $name($parameters) {
             float least = INFINITY;
 #pragma unroll
             for (int i = 0; i < 16; ++i) least = fminf(least, fabsf((&fetched[i / 4 * 2 + half].x)[i % 4]));
-            if (watched && least < less) {    // it is seldom, or 0
+            if (watched && least < less) {    // which is seldom, unless there are zeros
                 int few = 0;
 #pragma unroll
                 for (int i = 0; i < 16; ++i) {

@@ -82,6 +82,10 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
     return bits;
 }
 """,
+    "fence_async_global": r"""
+// What was written to global memory is there for copies in bulk, after a barrier.
+__device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+""",
     "halves": r"""
 // Two halves, the first one in the lower bits: those nearest to x and y; and each of them.
 __device__ __forceinline__ unsigned pair_of_halves(float x, float y) {
@@ -226,8 +230,6 @@ __device__ __forceinline__ unsigned long long shared_matrix(const void* start, i
 }
 // What was written to shared memory is there for the tensor cores, after a barrier.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// What was written to global memory is there for copies in bulk, after a barrier.
-__device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 // Before the first product, after the last, and until all are done.
 __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
