@@ -169,17 +169,17 @@ for (int i = threadIdx.x; i < 4 * steps * COLUMNS; i += THREADS) {
     const int column = i % COLUMNS, sixteen = 4 * first_chunk + i / COLUMNS;
     const long long row = $first + (long long)across * COLUMNS + column, last = $first + rows;
     const Scales scale = scales[(long long)across * COLUMNS + column];
-    const float own = fabsf(scale.rest), unit = power_of_two(14) / scale.first;
+    const float unit = power_of_two(14) / scale.first, less = scale.first * power_of_two(-APART);
     float numbers[16] = {};
     if (row < last) read_sixteen(source, row, sixteen, numbers);
-    // Twice the scale is the least power of two that all of them are below, and nothing else is.  Where the first layer
-    // has them, this one has what that loses.
+    // Where the first layer has them as well, this one has what that loses.
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
         const float lost = scale.rest > 0 ? numbers[j] : left(numbers[j] * unit) / unit;
-        numbers[j] = fabsf(numbers[j]) < 2 * own ? lost : 0;
+        numbers[j] = fabsf(numbers[j]) < less ? lost : 0;
     }
-    lay_out(numbers, power_of_two(14) / own, sixteen, column, rest + (long long)across * CHUNKS * STAGE);
+    const float own = power_of_two(14) / fabsf(scale.rest);
+    lay_out(numbers, own, sixteen, column, rest + (long long)across * CHUNKS * STAGE);
 }
 fence_async_global();
 __syncthreads();

@@ -297,6 +297,7 @@ WIDE: dict[str, Callable[[Tensor, Tensor], None]] = {
     "one of many, and zeros": lambda x, w: (x[:, ::2].mul_(1e12), w[:40, ::2].fill_(0)),
     "all very small but one": lambda x, w: (x.mul_(1e-18), x[4].mul_(1e20), w.mul_(1e-6)),
     "weights far apart": lambda x, w: (w[:, 3].mul_(1e15), x[:, 3].mul_(1e-15)),
+    "all but nothing": lambda x, w: (x.mul_(1e-34), x[:, ::8].mul_(1e-5)),
     "shares of a softmax": lambda x, w: (x.mul_(12).exp_().div_(x.sum(-1, keepdim=True)), w[:40, ::3].fill_(0)),
 }
 
