@@ -13,7 +13,7 @@ most.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
+from math import isfinite, prod
 
 from fusewright.ir import ops
 from fusewright.ir.intervals import interval, within
@@ -22,7 +22,7 @@ from fusewright.schedule.chain import Map, depends_on
 from fusewright.schedule.contraction import Contraction
 
 # Functions of two that are ordered by each of them, for any value of the other one.
-ORDERED = ("add", "sub", "mul", "maximum", "minimum")
+ORDERED = ("add", "sub", "maximum", "minimum")
 
 # Values that a window has and the one before it does not, from which on what is computed of its two ends is less.
 LEAST = 3
@@ -64,5 +64,16 @@ def _ordered(node: Node, behind: set[Node]) -> Node | None:
     if traits.arity == 1:
         kept = traits.monotone is not None and traits.nan_to_nan and within(interval(x), traits.domain)
     else:
-        kept = node.op.fn in ORDERED or (node.op.fn == "div" and node.arg(0) is x)
+        kept = node.op.fn in ORDERED or _is_scaled(node, x)
     return x if kept else None
+
+
+def _is_scaled(node: Node, x: Node) -> bool:
+    """Whether `node` is x times a number, or over one, which makes NaN of no number: an infinity does of a 0 that is no
+    end of its window."""
+    assert isinstance(node.op, ops.Pointwise)
+    other = next((a for a in node.inputs if a is not x), x)
+    if not isinstance(other.op, ops.Number):
+        return False
+    fixed = isinstance(other.op.value, int | float) and isfinite(other.op.value) and other.op.value != 0
+    return fixed and (node.op.fn == "mul" or (node.op.fn == "div" and node.arg(0) is x))

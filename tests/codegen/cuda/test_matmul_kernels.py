@@ -306,8 +306,8 @@ WIDE: dict[str, Callable[[Tensor, Tensor], None]] = {
 @pytest.mark.parametrize("name", WIDE)
 @pytest.mark.sampled
 def test_numbers_far_apart(name: str, rounded: bool) -> None:
-    """Rows whose numbers are too far apart for halves, in tiles with others: no error is more than that of float32, or
-    of tf32, over what is added up."""
+    """Rows whose numbers are too far apart for halves, in tiles with others: errors are as small as else, over what is
+    added up, where numbers are of two sizes."""
     model, group = found(Case((70, 130), 96, bias=False))
     torch.manual_seed(2)
     x = torch.randn(70, 130)

@@ -61,7 +61,7 @@ WAYS: dict[str, Way] = {
 PLAIN = Case((20, 27), 2, 11, (3, 3), padding=(1, 1), pool="max", window=(2, 3), step=(2, 3), before=("gelu",))
 CASES: dict[str, Case] = {
     "gelu": PLAIN,
-    "rising and falling before": replace(PLAIN, before=("tanh", "times channel", "reverse", "mish")),
+    "rising and falling before": replace(PLAIN, before=("tanh", "add channel", "divide", "reverse", "mish")),
     "what does neither before": replace(PLAIN, before=("gate", "sine", "scale", "mish"), after=("add channel",)),
     "padding": replace(PLAIN, before=("hardswish",), window=(3, 3), step=(2, 2), pool_padding=(1, 1), ceil_mode=True),
     "no bias": replace(PLAIN, bias=False, before=("add channel", "gelu"), after=("tanh", "times channel")),
@@ -160,6 +160,8 @@ def test_what_stays_ahead() -> None:
     assert group.before is not None and group.ends is not None
     assert group.ends.value is group.before.root and group.before.root.op == ops.Pointwise("sin")
     assert found(CASES["rising and falling before"]).group.before is None
+    scaled = found(replace(PLAIN, before=("tanh", "times channel", "mish"))).group  # which may be inf, and tanh(0) is 0
+    assert scaled.before is not None and scaled.before.root.op == ops.Pointwise("mul")
 
 
 @pytest.mark.parametrize("fn", ["abs", "square", "cosh", "gelu", "silu", "mish", "hardswish"])
