@@ -71,11 +71,8 @@ def _pass(kept: KeptChannels, i: int, features: int, there: str) -> Lines:
 
 def _found(p: Pass, name: str, lines: Lines, taken: str, features: int, there: str) -> Lines:
     end = _ENDS.get(p.kind)
-    ends = (
-        ""
-        if end is None
-        else f"{name} = {end.format(name, n=features, rest=_literal(max(0, features - p.correction)))};"
-    )
+    rest = _literal(max(0, features - p.correction))
+    ends = "" if end is None else f"{name} = {end.format(name, n=features, rest=rest)};"
     return _joined(p.kind, name, lines, taken, there, ends)
 
 

@@ -62,6 +62,7 @@ AMONG: dict[str, Callable[[Tensor], Tensor]] = {
     "of length one": lambda y: y / y.norm(dim=1, keepdim=True).clamp(min=1e-6),
     "gated by a mean": lambda y: y * F.hardsigmoid(y).mean(1, keepdim=True),
     "standardised": lambda y: (y - y.mean(1, keepdim=True)) / (y.std(1, keepdim=True) + 1e-3),
+    "without freedom": lambda y: y - y.var(1, keepdim=True, correction=99),
     "by its variance": lambda y: y * torch.rsqrt(y.var(1, keepdim=True, unbiased=False) + 1e-3),
     "between its ends": lambda y: (y - y.amin(1, True)) / (y.amax(1, True) - y.amin(1, True) + 1e-3),
     "step by step": lambda y: (y - y.mean(1, True)) / ((y - y.mean(1, True)).square().mean(1, True) + 1e-3).sqrt(),
