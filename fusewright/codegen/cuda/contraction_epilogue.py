@@ -205,7 +205,7 @@ class Epilogue(ElementText):
         """The values of a thread's windows, of which there is nothing yet."""
         each = "for (int i = 0; i < OWN_D * OWN_H * OWN_W * M_TILES * 2; ++i)"
         empty = nest([each], [f"(&pooled[0][0][0][0][0])[i] = {self.pooling.empty};"])
-        return [f"{self.pooling.running[0]} pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];", *empty]
+        return [f"{self.pooled_type} pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];", *empty]
 
     def values(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
         """Hand the accumulators of one pass, so many of each row along w, to the pool, or straight on."""
@@ -386,16 +386,9 @@ class Epilogue(ElementText):
             *self.share("pqr"),
         ]
 
-    def averaged(self) -> str:
-        """What was pooled of a thread's cell."""
-        assert self.c.window is not None
-        if self.c.window.op.kind == "avg":
-            return f"{self.pooled_at} * share"
-        return self.of_window(self.pooled_at)
-
     def of_cell(self) -> str:
         """What the pooled values of a thread's cell come to."""
-        value = self.averaged()
+        value = self.of_window(self.pooled_at)
         return f"after({value}, m, half)" if self.c.after is not None else value
 
     def joined_at_once(self, rows: Lines, along: str, count: str, index: str, place: Lines, value: str) -> Lines:

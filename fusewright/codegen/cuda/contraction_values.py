@@ -201,8 +201,16 @@ class ValueText(Finish):
         one = f"Ends({value})" if self.c.ends is not None else value
         return f"chosen({there}, {one}, {self.pooling.empty})"
 
+    @property
+    def pooled_type(self) -> str:
+        """Of what values of a window become."""
+        return self.pooling.running[0]
+
     def of_window(self, pooled: str) -> str:
-        """What a window comes to, of the name of what its values became; an average is not yet one."""
+        """What a window comes to, of the name of what its values became."""
+        assert self.c.window is not None
+        if self.c.window.op.kind == "avg":
+            return f"{pooled} * share"
         if self.c.ends is None:
             return pooled
         return f"greater(at_end({pooled}.greatest, {self._where}), at_end({pooled}.least, {self._where}))"

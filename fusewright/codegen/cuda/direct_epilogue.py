@@ -104,7 +104,7 @@ class DirectEpilogue(ValueText):
     @property
     def kept_type(self) -> str:
         """Of what threads leave to others."""
-        return self.pooling.running[0] if self.c.window is not None else "Compute"
+        return self.pooled_type if self.c.window is not None else "Compute"
 
     # -- before the first tile ---------------------------------------------------------------------------------------
 
@@ -386,7 +386,7 @@ class DirectEpilogue(ValueText):
         if self.c.window is None:
             return [f"{source}[{self.at(row, extents)}]"]
         done = self.t.window_passes
-        op, joining = self.c.window.op, self.pooling
+        joining = self.pooling
         size, step = zip(*((1, 1) if i in done else window for i, window in enumerate(self.t.windows)), strict=True)
         d, h, w = (times(n, s) for n, s in zip("dhw", step, strict=True))
         lines = [f"const {self.kept_type}* const from = {source} + {self.at(row, extents, (d, h, w))};"]
@@ -396,10 +396,8 @@ class DirectEpilogue(ValueText):
         lines += [f"{self.kept_type} pooled = {joining.empty};"]
         heads = [f"for (int {k} = 0; {k} < {n}; ++{k})" for k, n, _ in looped]
         lines += nest(heads, [f"pooled = {joining.join('pooled', f'from[{at}]')};"])
+        lines += self.share([f"({self._behind(i, a)})" for i, a in enumerate("dhw")])
         value = self.of_window("pooled")
-        if op.kind == "avg":
-            lines += self.share([f"({self._behind(i, a)})" for i, a in enumerate("dhw")])
-            value = "pooled * share"
         return [*lines, f"after({value}, at)" if self.c.after is not None else value]
 
     def _to(self) -> Lines:

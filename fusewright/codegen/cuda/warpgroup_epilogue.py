@@ -271,7 +271,8 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         if not self.c.shares_of_pooled:
             return super().of_cells()
         place = self.place_of_cell()
-        return [*nest(OWN_CELLS, [*place, *self._made_anew(self.pooled_at, self.averaged())]), *super().of_cells()]
+        made = self._made_anew(self.pooled_at, self.of_window(self.pooled_at))
+        return [*nest(OWN_CELLS, [*place, *made]), *super().of_cells()]
 
     def of_cell(self) -> str:
         if not self.c.shares_of_pooled:

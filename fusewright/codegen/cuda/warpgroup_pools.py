@@ -56,17 +56,20 @@ class PoolEpilogue(PositionEpilogue):
     def head(self) -> list[Lines]:
         rows = max(1, AHEAD // meeting(self.c, self.t, 2).size)
         joined = self.pooling.join("pair.of[half]", "other.of[half]")
-        pooling = self.pooling
-        names = {"empty": pooling.empty, "running": pooling.running[0], "rows": rows, "joined": joined}
-        return [*super().head(), fill(_WINDOW, **names)]
+        return [*super().head(), fill(_WINDOW, **self._kinds, rows=rows, joined=joined)]
+
+    @property
+    def _kinds(self) -> dict[str, object]:
+        """What values of a window become, and that of none."""
+        return {"running": self.pooled_type, "empty": self.pooling.empty}
 
     def prologue(self) -> Lines:
         behind = self.t.numbers_bytes(self.c)
         at = f"shared_memory + STAGED{f' + {behind}' if behind else ''}"
-        return [*fill(_PROLOGUE, at=at, running=self.pooling.running[0]), *super().prologue()]
+        return [*fill(_PROLOGUE, at=at, running=self.pooled_type), *super().prologue()]
 
     def open_pool(self) -> Lines:
-        return [f"{self.pooling.running[0]} pooled[TURNS][M_TILES][2];"]
+        return [f"{self.pooled_type} pooled[TURNS][M_TILES][2];"]
 
     def values(self, phases: Phases, slots: int) -> Lines:
         return self.pool([("acc", phases)], slots)
@@ -84,8 +87,7 @@ class PoolEpilogue(PositionEpilogue):
         meetings = (meeting(self.c, self.t, i) for i in range(3))
         first = [m.lead + m.shift for m in meetings]
         begin = {f"begin_{a}": f"{n} + " if n else "" for a, n in zip("dhw", first, strict=True)}
-        names = {"slots": slots, "empty": self.pooling.empty, "running": self.pooling.running[0]}
-        pool = fill(_POOL, **names, held=held, **begin)
+        pool = fill(_POOL, **self._kinds, slots=slots, held=held, **begin)
         return [*self.products_changed(products, slots, self.own_w(1)), *pool]
 
     def _place(self, phases: Phases) -> tuple[int, ...]:
@@ -105,9 +107,7 @@ class PoolEpilogue(PositionEpilogue):
             joined += block("", lines) if len(some) > 1 else lines
         own = ("first_d", self.own_row("first_h"), self.own_column)
         at = [self._at(i, own[i], place[i]) for i in range(3)]
-        names = {"d": at[0], "h": at[1], "w": at[2], "empty": self.pooling.empty}
-        names["running"] = self.pooling.running[0]
-        return fill(_HELD, **names, each=nest(_FOLDED, joined))
+        return fill(_HELD, **self._kinds, d=at[0], h=at[1], w=at[2], each=nest(_FOLDED, joined))
 
     def _at(self, i: int, own: str, element: int) -> str:
         """Where along axis `i` a thread's cell `own` meets others."""

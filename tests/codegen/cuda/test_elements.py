@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,34 +10,19 @@ import torch
 from contraction_cases import Case
 from element_cases import Found, assert_finite_as_eager, assert_right, find
 from emulation.emulate import ORDERS, emulate
+from tile_families import FAMILIES, kernel_of
 from warpgroup_cases import BF16, F16
 
-from fusewright.codegen.cuda import contraction, direct, options, warpgroup
+from fusewright.codegen.cuda import options
 from fusewright.ir import ops
 from fusewright.kernel import Kernel
-from fusewright.schedule import direct_choice, tiling, warpgroup_positions, warpgroup_windows
-from fusewright.schedule import warpgroup as warpgroup_features
-from fusewright.schedule.direct import DirectTile
+from fusewright.schedule import tiling
 from fusewright.schedule.group import Group
-from fusewright.schedule.tiling import Tiling, bytes_beside
+from fusewright.schedule.tiling import bytes_beside
 
 F32, F64 = torch.float32, torch.float64
-REFERENCE = "def reference(*operands): ..."
 POOL = {"pool": "avg", "window": (4, 4), "step": (4, 4)}
 
-
-def _by_warpgroups(module: Any) -> Callable[[Found], list[Any]]:
-    return lambda f: [t for _, t in module.candidates(f.group, f.cells, tf32=True)]
-
-
-# How a family cuts a group.
-FAMILIES: dict[str, Callable[[Found], list[Any]]] = {
-    "warps": lambda f: tiling.candidates(f.group, f.cells, tf32=f.case.tf32),
-    "features": _by_warpgroups(warpgroup_features),
-    "positions": _by_warpgroups(warpgroup_positions),
-    "windows": _by_warpgroups(warpgroup_windows),
-    "direct": lambda f: direct_choice.candidates(f.group, f.cells, f.case.batch),
-}
 
 # The family, a case, what is read, of which type beside the case's, and what the tile is to have.
 Row = tuple[str, Case, str, torch.dtype | None, dict[str, Any]]
@@ -172,11 +156,7 @@ def found(name: str) -> tuple[Found, Kernel]:
     family, case, read, like, wanted = EVERY[name]
     f = find(case, read, like)
     t = next(t for t in FAMILIES[family](f) if all(getattr(t, key) == value for key, value in wanted.items()))
-    if isinstance(t, DirectTile):
-        return f, direct.generate(f.group, t, "fused_test", REFERENCE)
-    if isinstance(t, Tiling):
-        return f, contraction.generate(f.group, t, "fused_test", REFERENCE, tf32=case.tf32)
-    return f, warpgroup.generate(f.group, t, "fused_test", REFERENCE)
+    return f, kernel_of(f, t)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from contraction_cases import Case, Found, find, tolerance
 from emulation.emulate import ORDERS, emulate
+from tile_families import FAMILIES, kernel_of
 from warpgroup_cases import BF16
 
-from fusewright.codegen.cuda import contraction, direct, warpgroup
 from fusewright.kernel import Kernel
-from fusewright.schedule import direct_choice, tiling, warpgroup_positions, warpgroup_windows
-from fusewright.schedule import warpgroup as warpgroup_features
-from fusewright.schedule.direct import DirectTile
-from fusewright.schedule.tiling import Tiling
 
-REFERENCE = "def reference(*operands): ..."
 OVER = {"fold": "min", "fold_dims": "c", "keepdim": True, "behind": ("tanh", "tanh")}
 LOG = {"fold": "logsumexp", "fold_dims": "c", "behind": ("gate", "minus one", "clamp")}
 POOLED = {"pool": "max", "window": (2, 2), "step": (2, 2)}
 BOXED = {"pool": "avg", "window": (4, 4), "step": (4, 4)}
 
-
-def _by_warpgroups(module: Any) -> Callable[[Found], list[Any]]:
-    return lambda f: [t for _, t in module.candidates(f.group, f.cells, tf32=True)]
-
-
-FAMILIES: dict[str, Callable[[Found], list[Any]]] = {
-    "warps": lambda f: tiling.candidates(f.group, f.cells, tf32=f.case.tf32),
-    "features": _by_warpgroups(warpgroup_features),
-    "positions": _by_warpgroups(warpgroup_positions),
-    "windows": _by_warpgroups(warpgroup_windows),
-    "direct": lambda f: direct_choice.candidates(f.group, f.cells, f.case.batch),
-}
 
 CASES: dict[str, tuple[str, Case]] = {
     "warps": ("warps", Case((7, 13), 5, 20, **OVER)),
@@ -61,14 +43,6 @@ def found(name: str) -> tuple[Found, list[Any]]:
     return f, FAMILIES[family](f)
 
 
-def kernel(f: Found, t: Any) -> Kernel:
-    if isinstance(t, DirectTile):
-        return direct.generate(f.group, t, "fused_test", REFERENCE)
-    if isinstance(t, Tiling):
-        return contraction.generate(f.group, t, "fused_test", REFERENCE, tf32=f.case.tf32)
-    return warpgroup.generate(f.group, t, "fused_test", REFERENCE)
-
-
 def assert_right(f: Found, k: Kernel, **how: Any) -> None:
     x = f.case.example()
     got = emulate(k, *f.tensors(x), **how).double()
@@ -82,7 +56,7 @@ def assert_right(f: Found, k: Kernel, **how: Any) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_model_in_float64(name: str) -> None:
     f, tiles = found(name)
-    k = kernel(f, tiles[0])
+    k = kernel_of(f, tiles[0])
     assert "last(" in k.source and ("last = [" in k.source)
     assert_right(f, k)
 
@@ -90,7 +64,7 @@ def test_as_the_model_in_float64(name: str) -> None:
 @pytest.mark.parametrize("name", ["warps, groups", "features, groups"])
 def test_blocks_with_some_of_the_channels_leave_them_to_the_second_kernel(name: str) -> None:
     f, tiles = found(name)
-    k = kernel(f, tiles[0])
+    k = kernel_of(f, tiles[0])
     assert len(k.launches) > 1 and k.source.index("last = [") > k.source.index("_finish(")
     for order in ORDERS:
         assert_right(f, k, order=order)

@@ -89,11 +89,17 @@ def assert_orders_agree(f: Found, t: cuda.Tile) -> None:
 
 def assert_not_finite_as_eager(f: Found, t: cuda.Tile) -> None:
     """NaN and infinities surface where eager has them."""
+    assert_kernel_not_finite_as_eager(f, kernel(f, t))
+
+
+def assert_kernel_not_finite_as_eager(f: Found, k: Kernel) -> torch.Tensor:
+    """The same of a kernel; what is wanted."""
     x = replace(f.case, batch=4).example()
     for sample, value in zip(x, (nan, inf, -inf), strict=False):
         sample[tuple(n // 2 for n in sample.shape)] = value
     want, _ = f.reference(x)
-    got = emulate(kernel(f, t), *f.tensors(x)).double()
+    got = emulate(k, *f.tensors(x)).double()
     torch.testing.assert_close(got.isnan(), want.isnan())
     torch.testing.assert_close(got[want.isinf()], want[want.isinf()])
     assert got[3:].isfinite().all()
+    return want
