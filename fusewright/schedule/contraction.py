@@ -123,6 +123,7 @@ class Contraction:
     axes                    with the pooling; without it (`plain_axes`) where its windows begin in the midst of cells
     dims                    of positions, 0 the first, that each axis counts: none, one, or neighbours as one
     unfolded                taps that are channels, which a tile may ask for (`warpgroup_staging.of_tile`)
+    halves                  whether float32 operands are multiplied as float16, as a tile may ask for
     across                  whether windows are pooled across the threads of a block, as a tile may also ask for: axes
                             are then the convolution's alone, and cells, which a tile has whole, are windows still
     """
@@ -145,6 +146,12 @@ class Contraction:
     unfolded: Unfolded | None = None
     across: bool = False
     ends: Map | None = None
+    halves: bool = False
+
+    @property
+    def multiplied(self) -> torch.dtype:
+        """Of the operands, as tensor cores read them."""
+        return torch.float16 if self.halves else self.x.dtype
 
     @property
     def pooled_numbers(self) -> int:

@@ -23,6 +23,7 @@ from fusewright.schedule.warpgroup_staging import (
     GROUPS,
     HELD_SHARE,
     MOST_REGISTERS,
+    WATCHING,
     Products,
     WarpgroupCut,
     chunk_sizes,
@@ -166,12 +167,14 @@ def _registers(c: Contraction, t: WarpgroupTile) -> int:
         count += 6 * t.m_tiles
     if t.held:
         count += HELD * t.m_tiles
+    if c.halves:
+        count += WATCHING
     if t.joined and not two_by_two(c, t):
         count += PAIRED
     if t.producers:
         count += FOLLOWING
     elif c.unfolded is not None:
-        count += UNFOLDED if c.x.dtype.itemsize == 4 else UNFOLDED_HALVES
+        count += UNFOLDED if c.multiplied.itemsize == 4 else UNFOLDED_HALVES
     return count
 
 

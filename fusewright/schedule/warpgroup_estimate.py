@@ -20,6 +20,7 @@ from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 from fusewright.schedule.warpgroup_staging import (
     MOST_INDICES,
     TEAM,
+    WATCHING,
     Staged,
     Tile,
     WarpgroupCut,
@@ -36,6 +37,7 @@ from fusewright.schedule.warpgroup_staging import (
     taps_of,
     unfoldings,
     vector,
+    vector_bytes,
     vectors_by_thread,
     weight_vectors,
 )
@@ -96,7 +98,9 @@ def producer_registers(c: Contraction, t: WarpgroupCut) -> int:
     """Of a producer."""
     (d, h, _), at_once = staged(c, t).lengths, staged_by_thread(c, t)[1]
     whole = c.channels_last and c.channels_of_x % vector(c) == 0  # else every element has its own, until they are one
-    on_their_way = (4 if whole else vector(c)) * run(c, t) * at_once
+    on_their_way = (vector_bytes(c) // 4 if whole else vector(c)) * run(c, t) * at_once
+    if c.halves:
+        on_their_way += WATCHING
     if t.chunk == vector(c):  # twice as many runs as of two vectors, of which each lies elsewhere
         on_their_way += PLACE * at_once // 2
     return ceil((PRODUCER + (DEEP if d > 1 and h > 1 else 0) + on_their_way) / 8) * 8
@@ -305,8 +309,8 @@ def _read_bytes(c: Contraction, lay: Staged) -> float:
     """Of a chunk, with as many more as sectors at the ends of rows have on average."""
     d, h, w = lay.lengths
     if c.channels_last:
-        return 16 * lay.vectors * d * h * w
-    return lay.vectors * vector(c) * d * h * (w * c.x.dtype.itemsize + SECTOR)
+        return vector_bytes(c) * lay.vectors * d * h * w
+    return lay.vectors * d * h * (w * vector_bytes(c) + vector(c) * SECTOR)
 
 
 def _repeated(c: Contraction, t: WarpgroupCut) -> int:

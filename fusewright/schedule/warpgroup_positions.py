@@ -27,6 +27,7 @@ from fusewright.schedule.warpgroup_staging import (
     GROUPS,
     HELD_SHARE,
     MOST_REGISTERS,
+    WATCHING,
     Products,
     Taps,
     WarpgroupCut,
@@ -256,9 +257,11 @@ def registers_of(c: Contraction, t: PositionTile) -> int:
         count += 8 * rows_held(c, t)  # those at hand, and those that come next
     if t.by_rows and accumulators(c, t) > MANY:
         count += WRITTEN
+    if c.halves:
+        count += WATCHING
     if t.producers:
         count += FOLLOWING
-    elif c.x.dtype.itemsize == 2:
+    elif c.multiplied.itemsize == 2:
         count += IN_HALVES
     elif c.unfolded is not None:
         count += UNFOLDED

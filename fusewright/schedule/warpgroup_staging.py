@@ -26,6 +26,8 @@ from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 ACCUMULATORS = 160
 # Registers that a thread may have.
 MOST_REGISTERS = 240
+# More of them where operands become halves, for what is watched, and for two numbers at a time.
+WATCHING = 4
 # Input indices along one dimension of a tile, which are packed into eight bits each, as are its channels.
 MOST_INDICES = 256
 # Vectors of channels that are staged at a time, where all of them are: as many as indices of eight bits have channels.
@@ -75,6 +77,7 @@ class WarpgroupCut:
     producers  warps that only stage, one or two teams of them; without any, those that multiply do
     held      whether the rows that instructions multiply are in registers, read once for several of them
     twice     whether a producer has twice as many elements on their way, where registers are left for them
+    halves    whether float32 operands are multiplied as float16, which take half the room and half the time
     """
 
     rows_d: int
@@ -88,6 +91,7 @@ class WarpgroupCut:
     producers: int = field(default=0, kw_only=True)
     held: bool = field(default=False, kw_only=True)
     twice: bool = field(default=False, kw_only=True)
+    halves: bool = field(default=False, kw_only=True)
 
     @property
     @abstractmethod
@@ -208,9 +212,17 @@ def unfoldings(c: Contraction) -> list[tuple[str, Contraction]]:
     return [("", c), ("dh"[dim], replace(c, axes=(axes[0], axes[1], axes[2]), unfolded=own))]
 
 
+@remembered
+def in_halves(c: Contraction) -> Contraction:
+    """The float32 group with operands that are multiplied as float16."""
+    return replace(c, halves=True)
+
+
 def of_tile(c: Contraction, t: WarpgroupCut) -> Contraction:
     """The group as a tile has it."""
-    return dict(unfoldings(t.of(c)))[t.unfolded] if c.unfolded is None else c
+    if c.unfolded is not None:
+        return c
+    return dict(unfoldings(t.of(in_halves(c) if t.halves else c)))[t.unfolded]
 
 
 Tile = TypeVar("Tile", bound=WarpgroupCut)
@@ -229,7 +241,12 @@ AnyTile = TypeVar("AnyTile", bound=Shaped)
 
 def vector(c: Contraction) -> int:
     """Channels that lie side by side: 16 bytes of them."""
-    return 16 // c.x.dtype.itemsize
+    return 16 // c.multiplied.itemsize
+
+
+def vector_bytes(c: Contraction) -> int:
+    """Bytes that as many channels are in memory."""
+    return vector(c) * c.x.dtype.itemsize
 
 
 def step(c: Contraction) -> int:
@@ -250,6 +267,11 @@ def takes(c: Contraction, *, tf32: bool) -> bool:
     if not multiplies(c, tf32=tf32) or c.box is not None:
         return False
     return any(p.rows * p.per_row for p in taps_of(c))  # a pool may leave only positions that no tap reaches
+
+
+def takes_halves(c: Contraction, *, tf32: bool) -> bool:
+    """Whether operands of a group that may be rounded to tf32 may be halves as well."""
+    return takes(c, tf32=tf32) and c.x.dtype == torch.float32
 
 
 @dataclass(frozen=True)
@@ -383,7 +405,11 @@ def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
     """Runs of a tile that a thread stages, and how many of them are on their way at a time."""
     whole, elements = (PRODUCED, PRODUCED_ELEMENTS) if t.producers else (AHEAD, AHEAD_ELEMENTS)
     times = 2 if t.twice else 1
-    most = times * whole if c.channels_last else max(1, times * elements // (run(c, t) * vector(c)))
+    most = (
+        max(1, times * whole * 16 // vector_bytes(c))
+        if c.channels_last
+        else max(1, times * elements // (run(c, t) * vector(c)))
+    )
     return _dealt(c, t, run(c, t), most)
 
 

@@ -210,6 +210,13 @@ inline unsigned round_tf32(float x) {
 }
 #endif
 
+#ifdef USES_largest_halves
+inline unsigned largest_halves(unsigned sizes, unsigned pair) {
+    const unsigned low = pair & 0x7fffu, high = pair & 0x7fff0000u;
+    return std::max(sizes & 0xffffu, low) | std::max(sizes & 0xffff0000u, high);
+}
+#endif
+
 #ifdef USES_extremes
 inline float greater(float a, float b) { return a > b || a != a ? a : b; }
 inline float smaller(float a, float b) { return a < b || a != a ? a : b; }

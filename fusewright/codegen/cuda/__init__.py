@@ -38,6 +38,7 @@ from fusewright.kernel import Kernel
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule import residues
 from fusewright.schedule.chain import Shares
+from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
@@ -68,7 +69,7 @@ from fusewright.schedule.warpgroup_pools import PoolTile
 from fusewright.schedule.warpgroup_pools import shortlist as by_pools
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_positions import shortlist as by_positions
-from fusewright.schedule.warpgroup_staging import WarpgroupCut, of_tile
+from fusewright.schedule.warpgroup_staging import WarpgroupCut, in_halves, of_tile, takes_halves
 from fusewright.schedule.warpgroup_windows import WindowTile
 from fusewright.schedule.warpgroup_windows import shortlist as by_windows
 from fusewright.schedule.window_ends import at_ends
@@ -94,6 +95,9 @@ AS_FAST = 1.5
 # Cycles per second of a GPU that estimates are made for.
 CLOCK = 1.75e9
 
+# Seconds from which on it pays to multiply halves, with a second launch that, mostly, only looks whether it is needed.
+WORTH_WATCHING = 1e-4
+
 # Of the best so many, also the form in which one cluster of blocks finishes a sample in the same launch.
 WORTH_CLUSTERING = 6
 
@@ -114,6 +118,9 @@ TILES: dict[str, Any] = {"tiling": Tiling, **OF_WARPGROUP}
 
 Option = dict[str, Any]
 Layouts = Mapping[Node, str]
+
+# Tiles of warpgroups with their estimates.
+Scored = list[tuple[float, warpgroup.Tile]]
 
 # What finds tiles of warpgroups, for every way to multiply by them.
 Finders = tuple[Callable[..., list[list[tuple[float, Any]]]], ...]
@@ -317,11 +324,30 @@ def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
 def _of_warpgroups(
     c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, finders: Finders
 ) -> tuple[float, list[Option]]:
-    """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best.
+    """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best."""
+    best, produced = _tiles_of_warpgroups(c, lengths, tf32, finders)
+    parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]
+    joined = [_of_warpgroup(c, t, n) for t, n in parts if n is not None]
+    tiles = best + produced
+    alone = [_of_warpgroup(c, t, None) for _, t in tiles]
+    least = min((score for score, _ in best or produced), default=0.0)
+    values = samples * prod(lengths) * c.features * c.op.groups
+    if not (takes_halves(c, tf32=tf32) and least * values >= WORTH_WATCHING * MULTIPROCESSORS * CLOCK):
+        return least, joined + alone
+    halves, produced = _tiles_of_warpgroups(in_halves(c), lengths, tf32, finders)
+    others = [t for _, t in sorted(tiles, key=_score)]
+    some = halves[:OF_EACH_WAY] + produced[:OF_PRODUCERS]  # which take twice as long to build
+    pairs = ((changed(t, halves=True), score) for score, t in some)
+    scored = [(score, t, instead) for t, score in pairs if (instead := warpgroup.instead(c, t, others)) is not None]
+    watched = [_watched(c, t, instead) for _, t, instead in scored]
+    return min([least, *(score for score, _, _ in scored)]), watched + joined + alone
 
-    Tiles with producers, or with rows in registers, come last: files that are written by estimate alone were measured
-    without them.
-    """
+
+def _tiles_of_warpgroups(
+    c: Contraction, lengths: tuple[int, int, int], tf32: bool, finders: Finders
+) -> tuple[Scored, Scored]:
+    """Tiles worth measuring with their estimates, best first, and those with producers, or with rows in registers:
+    they come last, since files that are written by estimate alone were measured without them."""
     found = [find(c, lengths, OF_WARPGROUPS, tf32=tf32) for find in finders]
     least = min((score for of in found for way in of for score, _ in way), default=0.0)
     ways = [[scored for scored in of[0] if _score(scored) <= FAR * least] for of in found]
@@ -330,10 +356,7 @@ def _of_warpgroups(
     some = [scored for way in ways for scored in way[:OF_EACH_WAY]]
     others = sorted((scored for way in ways for scored in way[OF_EACH_WAY:]), key=_score)
     best = sorted(some + others[: max(0, OF_WARPGROUPS - len(some))], key=_score)
-    parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]
-    joined = [_of_warpgroup(c, t, n) for t, n in parts if n is not None]
-    alone = [_of_warpgroup(c, t, None) for _, t in best + sorted(produced, key=_score)]
-    return min((score for score, _ in best or produced), default=0.0), joined + alone
+    return best, sorted(produced, key=_score)
 
 
 def _score(scored: tuple[float, warpgroup.Tile]) -> float:
@@ -343,6 +366,11 @@ def _score(scored: tuple[float, warpgroup.Tile]) -> float:
 def _of_warpgroup(c: Contraction, t: warpgroup.Tile, blocks: int | None) -> Option:
     (kind,) = (key for key, tile in OF_WARPGROUP.items() if type(t) is tile)
     return {kind: asdict(t), "blocks": blocks, "channels_last": c.channels_last}
+
+
+def _watched(c: Contraction, t: warpgroup.Tile, instead: warpgroup.Tile) -> Option:
+    """The option that multiplies halves, and with the other tile in tf32 where these do not do."""
+    return {**_of_warpgroup(c, t, None), "instead": _of_warpgroup(c, instead, None)}
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
@@ -416,6 +444,9 @@ def _on_tensor_cores(c: Contraction, option: Option, name: str, reference: str, 
     """The kernel of a convolution, or of a matmul as one, that warps or warpgroups multiply."""
     (key,) = TILES.keys() & option.keys()
     tile, blocks = TILES[key](**option[key]), option["blocks"]
+    if "instead" in option:
+        ((kind, other),) = ((kind, option["instead"][kind]) for kind in OF_WARPGROUP if kind in option["instead"])
+        return warpgroup.generate(c, tile, name, reference, instead=OF_WARPGROUP[kind](**other))
     if key in OF_WARPGROUP:
         return warpgroup.generate(c, tile, name, reference, blocks=blocks)
     return contraction.generate(c, tile, name, reference, tf32=tf32, blocks=blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fusewright.codegen.contraction_shapes import layouts, shapes
@@ -11,7 +12,8 @@ from fusewright.codegen.cuda import contraction_walk
 from fusewright.codegen.cuda.contraction_epilogue import Cut, Epilogue
 from fusewright.codegen.cuda.contraction_finish import operands
 from fusewright.codegen.cuda.contraction_weights import Packing
-from fusewright.kernel import Argument, Kernel, Launch, spread
+from fusewright.ir.node import Node
+from fusewright.kernel import Argument, Array, Expression, Kernel, Launch, spread
 from fusewright.schedule import residues
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import MULTIPROCESSORS
@@ -68,39 +70,57 @@ class Writer(Protocol):
 
 def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
     """The kernel that `w` writes."""
-    c, cluster = w.c, w.blocks or 1
-    into, out, cells = lengths(c)
-    tiles = contraction_walk.tiles(w.epilogue.walks, cells, w.t.cells)
-    z, slots = w.weights.blocks, MULTIPROCESSORS * w.per_sm
-    most = MOST_JOINED if w.epilogue.closes else slots
-    splits = f"spread(N * {z}, {tiles}, {slots}, {most}, {w.start})"
-    if w.blocks is not None:
-        splits = str(w.blocks)
-    results = w.epilogue.results(w.name, splits)
-    called = tuple(operands(c).values())
-    own = [pointer(w, name) for name in called if name not in w.epilogue.names_of_finish]
-    numbers = [Argument("int", each[a]) for each in (into, out, cells) for a in "dhw"]
-    arguments = (*(Argument("pointer", o) for o in (*own, w.epilogue.target)), *numbers)
-    grid = ("N", splits, str(z)) if w.blocks is None else (f"N * {cluster}", "1", "1")
-    first = Launch(w.name, arguments, grid, w.t.threads, w.shared, cluster)
-    packing = w.weights.packing(w.name)
-    beforehand = [] if packing is None else [packing]
+    c, splits = w.c, splits_of(w)
+    own, results = launched(w, splits), w.epilogue.results(w.name, splits)
     return Kernel(
         name=w.name,
         source=w.source(),
-        operands=called,
+        operands=tuple(operands(c).values()),
         layouts=layouts(c),
         dtypes=tuple(n.dtype for n in c.tensors),
         shapes=shapes(c),
         sizes=sizes(c),
         output=results.output,
-        scratch=(*(p.array for p in beforehand), *results.scratch),
-        launches=(*(p.launch for p in beforehand), first, *results.launches),
+        scratch=(*own.scratch, *results.scratch),
+        launches=(*own.launches, *results.launches),
         reference=w.reference,
-        counts=(" * ".join([str(c.x.shape[1]), *names(c)]), " * ".join(out.values())),
-        needs=max(needs, 90) if cluster > 1 else needs,
+        counts=(" * ".join([str(c.x.shape[1]), *names(c)]), " * ".join(lengths(c)[1].values())),
+        needs=max(needs, 90) if (w.blocks or 1) > 1 else needs,
         arch=arch,
     )
+
+
+def splits_of(w: Writer) -> Expression:
+    """Blocks of a sample."""
+    if w.blocks is not None:
+        return str(w.blocks)
+    tiles = contraction_walk.tiles(w.epilogue.walks, lengths(w.c)[2], w.t.cells)
+    z, slots = w.weights.blocks, MULTIPROCESSORS * w.per_sm
+    most = MOST_JOINED if w.epilogue.closes else slots
+    return f"spread(N * {z}, {tiles}, {slots}, {most}, {w.start})"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The launches of a kernel that multiply, and pack weights beforehand, with the arrays that only these have."""
+
+    scratch: tuple[Array, ...]
+    launches: tuple[Launch, ...]
+
+
+def launched(w: Writer, splits: Expression, further: tuple[Argument, ...] = ()) -> Launched:
+    """Those of what `w` writes, with so many blocks of a sample; both have `further` arguments behind the pointers."""
+    cluster = w.blocks or 1
+    own = [pointer(w, name) for name in operands(w.c).values() if name not in w.epilogue.names_of_finish]
+    numbers = [Argument("int", each[a]) for each in lengths(w.c) for a in "dhw"]
+    pointers = [Argument("pointer", o) for o in (*own, w.epilogue.target)]
+    grid = ("N", splits, str(w.weights.blocks)) if w.blocks is None else (f"N * {cluster}", "1", "1")
+    first = Launch(w.name, (*pointers, *further, *numbers), grid, w.t.threads, w.shared, cluster)
+    packing = w.weights.packing(w.name)
+    if packing is None:
+        return Launched((), (first,))
+    pack = replace(packing.launch, arguments=(*packing.launch.arguments, *further))
+    return Launched((packing.array,), (pack, first))
 
 
 def pointer(w: Writer, name: str) -> str:
@@ -111,11 +131,16 @@ def pointer(w: Writer, name: str) -> str:
 def parameters(w: Writer) -> str:
     """The pointers that the kernel takes, with their types."""
     types = (
-        f"const {ELEMENT[n.dtype]}* __restrict__ {pointer(w, name)}"
+        f"const {_type(w, n, name)}* __restrict__ {pointer(w, name)}"
         for n, name in operands(w.c).items()
         if name not in w.epilogue.names_of_finish
     )
     return ", ".join([*types, w.epilogue.parameter])
+
+
+def _type(w: Writer, operand: Node, name: str) -> str:
+    """Of the elements that the kernel reads in the place of an operand."""
+    return ELEMENT[w.c.multiplied if pointer(w, name) == "packed" else operand.dtype]
 
 
 def cluster_of(w: Writer) -> str:

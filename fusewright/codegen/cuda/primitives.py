@@ -104,6 +104,13 @@ __device__ __forceinline__ float second_half(unsigned pair) {
     return x;
 }
 """,
+    "largest_halves": r"""
+// Of two pairs of halves, the larger sizes; those of infinities and NaN are the largest.
+__device__ __forceinline__ unsigned largest_halves(unsigned sizes, unsigned pair) {
+    asm("max.u16x2 %0, %0, %1;" : "+r"(sizes) : "r"(pair & 0x7fff7fffu));
+    return sizes;
+}
+""",
     "extremes": r"""
 // The greater and the smaller of two values; NaN wins.
 __device__ __forceinline__ float greater(float a, float b) {

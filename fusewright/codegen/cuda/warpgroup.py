@@ -6,11 +6,12 @@ in `warpgroup_positions` 64 positions meet the features that there are.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
-from fusewright.codegen.cuda import warpgroup_pairs, warpgroup_text
+from fusewright.codegen.cuda import warpgroup_halves, warpgroup_pairs, warpgroup_text
 from fusewright.codegen.cuda.contraction_record import record
 from fusewright.codegen.cuda.warpgroup_epilogue import WarpgroupEpilogue
 from fusewright.codegen.cuda.warpgroup_pools import PoolWriter
@@ -32,10 +33,18 @@ ARCH, CAPABILITY = "sm_90a", 90
 Tile = WarpgroupTile | PositionTile | WindowTile
 
 
-def generate(c: Contraction, t: Tile, name: str, reference: str, *, blocks: int | None = None) -> Kernel:
+def generate(
+    c: Contraction, t: Tile, name: str, reference: str, *, blocks: int | None = None, instead: Tile | None = None
+) -> Kernel:
     """The kernel of a group for one tile; with `blocks`, the blocks of a sample form a cluster and finish it in one
-    launch."""
+    launch; `instead` is how a group that is multiplied as halves is cut where these do not do."""
     writer = _writer(c, t, name, reference, blocks)
+    if isinstance(writer, Writer) and writer.c.halves:
+        assert instead is not None and blocks is None, t
+        other = _writer(c, instead, f"{name}_in_tf32", reference, None)
+        assert isinstance(other, Writer), instead
+        again = replace(other, instead_of=warpgroup_halves.words(writer))
+        return warpgroup_halves.kernel(writer, again, needs=CAPABILITY, arch=ARCH)
     made = record(writer, needs=CAPABILITY, arch=ARCH)
     if isinstance(t, WindowTile) or staged(writer.c, t).words is None:
         return made
@@ -46,6 +55,17 @@ def generate(c: Contraction, t: Tile, name: str, reference: str, *, blocks: int 
 def blocks_per_sample(c: Contraction, t: Tile, samples: int, cells: tuple[int, int, int]) -> int | None:
     """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: no cluster fits."""
     return _writer(c, t, "", "", None).blocks_per_sample(samples, cells)
+
+
+def instead(c: Contraction, t: Tile, others: Iterable[Tile]) -> Tile | None:
+    """Of other tiles the first one whose results are joined as those of `t` are."""
+    mine = _writer(c, t, "", "", None)
+    same = (other for other in others if _results(_writer(c, other, "", "", None)) == _results(mine))
+    return next(same, None)
+
+
+def _results(writer: Writer | WindowWriter) -> object:
+    return writer.weights.blocks, writer.epilogue.results("", "1")
 
 
 def _writer(c: Contraction, t: Tile, name: str, reference: str, blocks: int | None) -> Writer | WindowWriter:

@@ -13,6 +13,7 @@ import torch
 
 from fusewright.codegen.cuda import contraction_walk
 from fusewright.codegen.cuda import warpgroup_input_text as text
+from fusewright.codegen.cuda.warpgroup_text import operand
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule import warpgroup_staging as staging
 from fusewright.schedule.contraction import Contraction
@@ -50,7 +51,7 @@ class Input:
             over = f" / {advance.denominator}" if advance.denominator > 1 else ""
             names |= {f"low_{a}": low, f"advance_{a}": f"{advance.numerator}{over}"}
         names |= contraction_walk.names(walks)
-        rounds = c.x.dtype == torch.float32
+        rounds = c.multiplied == torch.float32
         there = f"places.to[n] > {names['no_run']}" + (text.ALONE if self._last_alone else "")
         return fill(
             text.STAGE,
@@ -65,10 +66,24 @@ class Input:
             plane=[] if c.channels_last else fill(text.PLANE),
             start=self._at("first", "low_d", "low_h", "low_w"),
             read=self._read(),
-            changed=fill(text.ROUND) if rounds else fill(text.TURNED) if self._words else [],
-            write=fill(text.WRITE_WORDS if self._words else text.WRITE_VECTOR, there=there),
-            rounding=", rounded to tf32" if rounds else "",
+            changed=self._changed(),
+            write=fill(self._written, there=there),
+            rounding=", rounded to tf32" if rounds else ", as halves" if c.halves else "",
+            operand=operand(c),
+            most=", unsigned& most" if c.halves else "",
         )
+
+    def _changed(self) -> Lines:
+        """What becomes of what was read before it is written."""
+        if self.c.halves:
+            return fill(text.HALVED)
+        rounds = self.c.multiplied == torch.float32
+        return fill(text.ROUND) if rounds else fill(text.TURNED) if self._words else []
+
+    @property
+    def _written(self) -> str:
+        """The text by which that is written."""
+        return text.WRITE_HALVES if self.c.halves else text.WRITE_WORDS if self._words else text.WRITE_VECTOR
 
     @property
     def _words(self) -> staging.Words | None:
@@ -126,7 +141,7 @@ class Input:
         ends = c.channels_of_x % (n if c.unfolded is not None and not self._of_one_tap else self.t.chunk)
         some = "inside && channel + k * VECTOR < channels" if ends or self._last_alone else "inside"
         if c.channels_last and c.channels_of_x % n == 0:
-            return fill(text.READ_VECTOR, some=some)
+            return fill(text.READ_TWO_WORDS if c.halves else text.READ_VECTOR, some=some)
         whole = c.channels_of_x % n == 0
         names = {
             "some": some,
@@ -178,16 +193,16 @@ class Input:
     def staging(self) -> Lines:
         """The same once it has that."""
         each, at_once = staging.staged_by_thread(self.c, self.t)
-        names = self._staged
+        names, most = self._staged, {"most": ", most" if self.c.halves else ""}
         others: Lines = []
         if each > at_once:
             kept = not self.t.producers or keeps_places(self.c, self.t, self.per_sm)
             thread = staging_thread(self.t, "threadIdx.x" if kept else "forgotten(threadIdx.x)")
             at = {"chunk": names["chunk"], "cell": names["cell"]}
-            others = fill(text.OTHERS, **at, thread=thread, threads=staging_threads(self.t))
+            others = fill(text.OTHERS, **at, **most, thread=thread, threads=staging_threads(self.t))
         about, read = (text.WRITE, []) if self.t.producers else (text.WRITE_AND_READ, ["read_input();"])
         own = {"thread": staging_thread(self.t), "others": others, "about": fill(about), "read": read}
-        return fill(text.STAGING, **names, **own)
+        return fill(text.STAGING, **names, **own, **most, operand=operand(self.c))
 
     @property
     def follow(self) -> Lines:

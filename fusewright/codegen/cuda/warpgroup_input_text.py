@@ -52,13 +52,13 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
 }
 
 // Write what was read to shared memory$rounding.
-__device__ __forceinline__ void put_input(Fetched& fetched, const Places& places, Element* tile) {
+__device__ __forceinline__ void put_input(Fetched& fetched, const Places& places, $operand* tile$most) {
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
 #pragma unroll
         for (int k = 0; k < RUN; ++k) {
             $changed
-            Element* const to = tile + (places.to[n] + k * PLANE) * VECTOR;
+            $operand* const to = tile + (places.to[n] + k * PLANE) * VECTOR;
             $write
         }
     }
@@ -145,6 +145,12 @@ READ_VECTOR = """
 const bool some = $some;
 fetched.read[n][k].word = some ? read_only(reinterpret_cast<const uint4*>(from) + k) : uint4{};
 """
+READ_TWO_WORDS = """
+const bool some = $some;
+#pragma unroll
+for (int j = 0; j < 2; ++j)
+    fetched.read[n][k].words[j] = some ? read_only(reinterpret_cast<const uint4*>(from) + 2 * k + j) : uint4{};
+"""
 
 ROUND = """
 #pragma unroll
@@ -152,6 +158,19 @@ for (int j = 0; j < VECTOR; ++j) {
     Element& value = fetched.read[n][k].element[j];
     value = __uint_as_float(round_tf32(value));
 }
+"""
+# Numbers of neighbouring channels become halves of one word.
+HALVED = """
+uint4 halves;
+#pragma unroll
+for (int j = 0; j < VECTOR / 2; ++j) {
+    unsigned& pair = (&halves.x)[j];
+    pair = pair_of_halves(fetched.read[n][k].element[2 * j], fetched.read[n][k].element[2 * j + 1]);
+    most = largest_halves(most, pair);
+}
+"""
+WRITE_HALVES = """
+if ($there) *reinterpret_cast<uint4*>(to) = halves;
 """
 
 # The input, chunk after chunk of a tile and tile after tile: a thread's first vectors are read a step before they are
@@ -165,9 +184,9 @@ const auto read_input = [&] {
     if ($some) fetch_input(fetched, places, x_sample, $chunk, $cell, D, H, W);
 };
 $about
-const auto write_input = [&](Element* to) {
+const auto write_input = [&]($operand* to) {
     if (!($some)) return;
-    put_input(fetched, places, to);
+    put_input(fetched, places, to$most);
     $others
     $follow
     $read
@@ -186,7 +205,7 @@ OTHERS = """
 for (int begin = $thread + AT_ONCE * $threads; begin < COUNT; begin += AT_ONCE * $threads) {
     const Places others = places_of(begin, D, H, W);
     fetch_input(fetched, others, x_sample, $chunk, $cell, D, H, W);
-    put_input(fetched, others, to);
+    put_input(fetched, others, to$most);
 }
 """
 

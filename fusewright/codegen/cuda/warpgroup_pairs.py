@@ -86,7 +86,7 @@ PLACE = """
 // [row of taps][tap][vector][$column][channel]; the last of two rows, [two rows][tap][row][$column][channel]; those of
 // taps of a row that has no other, [two taps][tap][$column][channel].
 template <int ROWS, int TAPS_H, int TAPS_W>
-__device__ __forceinline__ void put_weight(Element* to, int row, int tap, int channel, int $column, Element weight) {
+__device__ __forceinline__ void put_weight($operand* to, int row, int tap, int channel, int $column, $operand weight) {
     constexpr int MATRIX = $weights_m * VECTOR;    // elements
     $order
     const int first = row / TAP_ROWS * TAP_ROWS, rows = min(TAP_ROWS, ROWS - first);
@@ -114,4 +114,4 @@ PUT = "put_weight<TAPS_D * TAPS_H, TAPS_H, TAPS_W>(to, tap / TAPS_W, tap % TAPS_
 PUT_SPREAD = "put_weight<ROWS, TAPS_H, 1>(to, row, 0, own, column, {value});"
 
 # Of float32, and of half precisions: exact, but for the smallest numbers there are.
-HALF, HALF_OF_BITS = "0.5f * weight", "narrow_to<Element>::of(0.5f * widened(weight))"
+HALF, HALF_OF_BITS = "0.5f * weight", "narrow_to<{operand}>::of(0.5f * widened(weight))"

@@ -185,8 +185,8 @@ PUT_SPREAD = "to[weight_at(row, own, column)] = {value};"
 PACK_SPREAD = """
 // Lay out the weights of one phase and chunk for the tensor cores, zeros where there are none.
 template <int TAPS_D, int TAPS_H, int TAPS_W>
-__device__ __forceinline__ void pack_phase(const Element* w, Element* to, int group, int first_feature, int chunk,
-                                           int first) {
+__device__ __forceinline__ void pack_phase(const Element* w, $operand* to, int group, int first_feature, int chunk,
+                                           int first$most) {
     constexpr int ROWS = TAPS_D * TAPS_H;
     for (int i = $start; i < SPREAD * CHUNK * ROWS; i += $step) {
         const int row = i % ROWS, own = i / ROWS % CHUNK, column = i / (ROWS * CHUNK)$channel;
@@ -194,6 +194,7 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
         const int of_w = row / TAPS_H * NEXT_D + row % TAPS_H * NEXT_H + column / O * NEXT_W$at;
         const bool there = column < O * TAPS_W && $some;
         const Element value = there ? w[($row) * TAPS + first + of_w] : Element{};
+        $halved
         $put
     }
 }

@@ -69,8 +69,9 @@ def consumed(w: WarpgroupWeights, phases: list[int], steps: int, multiply: Lines
     return fill(_CONSUMED, steps=steps, unrolled=unrolled, landed=w.landed(), multiply=multiply, after=after)
 
 
-def statements(steps: Steps, of_input: Input, registers: tuple[int, int] | None) -> Lines:
-    """All that producers do; `registers` are those of a producer and of the others where they are not the same."""
+def statements(steps: Steps, of_input: Input, registers: tuple[int, int] | None, end: Lines) -> Lines:
+    """All that producers do, with `end` behind the rest; `registers` are those of a producer and of the others where
+    they are not the same."""
     t = steps.t
     names = {"loop": of_input.each_tile()["loop"], "of_sample": contraction_layout.sample(steps.c)}
     return [
@@ -84,6 +85,7 @@ def statements(steps: Steps, of_input: Input, registers: tuple[int, int] | None)
             inputs="" if t.producers > TEAM else ", inputs = 0",
             skip=fill(_SKIP, follow=of_input.follow) if t.producers > TEAM else [],
             body=_produced(steps),
+            end=end,
         ),
     ]
 
@@ -174,6 +176,7 @@ if (warp >= THREADS / 32) {    // a producer
     // Those who multiply say of every step that it has been read.
     for (int step = max(steps - 2, 0); step < steps; ++step)
         if (step % TEAMS == team) barrier_wait(READ + step % 2, MEETING);
+    $end
     return;
 }
 $multiplying

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from fusewright.schedule.contraction import Contraction
+
+
+def operand(c: Contraction) -> str:
+    """Text: the type of what tensor cores multiply."""
+    return "Operand" if c.halves else "Element"
+
+
 CONSTANTS = """
 using Element = $element;    // of tensors in memory
 using Compute = float;    // of everything else
+$operands
 
 constexpr int C = $channels, O = $features, GROUPS = $groups;    // channels of a group, in and out
 constexpr int TAPS = $taps;    // of one channel's kernel
@@ -14,7 +23,7 @@ $owned
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
-constexpr int VECTOR = 16 / sizeof(Element), CHUNK = $chunk;    // input channels staged at a time
+constexpr int VECTOR = 16 / sizeof($operand), CHUNK = $chunk;    // input channels staged at a time
 constexpr int VECTORS = $vectors, PLANE = $plane;    // of a column; columns of a vector, odd for the banks
 constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, SKIP = $skip;
 constexpr int PITCH = $pitch, ROW = $row;    // columns from one w % SKIP to the next, and from row to row
@@ -30,6 +39,11 @@ __device__ __forceinline__ constexpr int column(unsigned w) { return w % SKIP * 
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
+"""
+
+# Of operands that are multiplied as another type than theirs.
+OPERANDS = """
+using Operand = $type;    // of what tensor cores multiply
 """
 
 # Of taps along one dimension that are channels.
@@ -153,7 +167,7 @@ struct Cell { int d, h, w; };
 
 // One vector of channels.
 union alignas(16) Channels {
-    uint4 word;
+    uint4 $word;
     Element element[VECTOR];
 };
 """
@@ -193,35 +207,38 @@ PUT = "to[weight_at<TAPS_W>(tap / TAPS_W, tap % TAPS_W, own, feature)] = {value}
 PACK_PHASE = """
 // Lay out the weights of one phase, block and chunk for the tensor cores, zeros where there are none.
 template <int TAPS_D, int TAPS_H, int TAPS_W>
-__device__ __forceinline__ void pack_phase(const Element* w, Element* to, int group, int first_feature, int chunk,
-                                           int first) {
+__device__ __forceinline__ void pack_phase(const Element* w, $operand* to, int group, int first_feature, int chunk,
+                                           int first$most) {
     constexpr int ALL = TAPS_D * TAPS_H * TAPS_W;
     for (int i = $start; i < BLOCK_M * CHUNK * ALL; i += $step) {
         const int tap = i % ALL, own = i / ALL % CHUNK, feature = i / (ALL * CHUNK)$channel;
         const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W$at;
         const bool there = first_feature + feature < O && $some;
         const Element value = there ? w[($row) * TAPS + first + of_w] : Element{};
+        $halved
         $put
     }
 }
 """
 
 PACK = """
-extern "C" __global__ void $name(const Element* __restrict__ w, Element* __restrict__ packed) {
+extern "C" __global__ void $name(const Element* __restrict__ w, $operand* __restrict__ packed$parameter) {
     await_launches();
+    $begin
     const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
     packed += (long long)blockIdx.y * $block;
     $phases
+    $end
 }
 """
 
 STAGE_WEIGHTS = """
 // Start copying `count` of the block's packed weights, from the `first` on: one thread does, and finds them anew.
-__device__ __forceinline__ void stage_weights(const Element* packed, int first, Element* to, int count,
+__device__ __forceinline__ void stage_weights(const $operand* packed, int first, $operand* to, int count,
                                               unsigned long long* landing) {
     if ($thread != 0) return;
-    const Element* const from = packed + (long long)forgotten(blockIdx.z) * $of_block + first;
-    copy_bulk(to, from, count * int(sizeof(Element)), landing);
+    const $operand* const from = packed + (long long)forgotten(blockIdx.z) * $of_block + first;
+    copy_bulk(to, from, count * int(sizeof($operand)), landing);
 }
 """
 
@@ -243,9 +260,10 @@ extern "C" __global__ void ${cluster}__launch_bounds__($threads, $per_sm)
 $name($parameters,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     await_launches();
+    $begin
     extern __shared__ __align__(128) unsigned char shared_memory[];
-    Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
-    Element* const w_tile = x_tile + 2 * X_TILE;
+    $operand* const x_tile = reinterpret_cast<$operand*>(shared_memory);    // two of them
+    $operand* const w_tile = x_tile + 2 * X_TILE;
     $staged
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators

@@ -16,7 +16,9 @@ import torch
 
 from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.contraction_weights import PACKING_THREADS, Packing, first_tap, packing, tap_steps
+from fusewright.codegen.cuda.warpgroup_halves import Guard
 from fusewright.codegen.cuda.warpgroup_input import all_threads, staging_thread
+from fusewright.codegen.cuda.warpgroup_text import operand
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule import warpgroup_staging as staging
 from fusewright.schedule.axes import Phase
@@ -126,13 +128,14 @@ class WarpgroupWeights:
     def packing(self, name: str) -> Packing | None:
         """Of the weights of every block, unless they stay where a block lays them out itself."""
         elements = self.blocks * self.of_block
-        return None if self.t.stay else packing(name, self.chunks, self.blocks, elements, self.c.x.dtype)
+        return None if self.t.stay else packing(name, self.chunks, self.blocks, elements, self.c.multiplied)
 
     # -- the text
 
-    def functions(self, name: str, place: Place) -> list[Lines]:
+    def functions(self, name: str, place: Place, guard: Guard) -> list[Lines]:
         """What lays out weights, each in its `place`, and copies them, for the kernel `name`."""
-        rounds = self.c.x.dtype == torch.float32
+        rounds, halves = self.c.multiplied == torch.float32, self.c.halves
+        value = "__uint_as_float(round_tf32(value))" if rounds else "half" if halves else "value"
         row = "(group * C + channel) * O + first_feature + feature"
         if not self.c.op.transposed:
             row = "(group * O + first_feature + feature) * C + channel"
@@ -142,13 +145,19 @@ class WarpgroupWeights:
             row=row,
             start="threadIdx.x" if self.t.stay else f"blockIdx.z * {PACKING_THREADS} + threadIdx.x",
             step=all_threads(self.t) if self.t.stay else f"gridDim.z * {PACKING_THREADS}",
-            put=place.put.format(value="__uint_as_float(round_tf32(value))" if rounds else "value"),
+            put=place.put.format(value=value),
+            halved=fill(_HALVED) if halves else [],
+            most=", unsigned& most" if halves else "",
+            operand=operand(self.c),
         )
         found = [place.where, tap_steps(self.c), phase]
         if not self.t.stay:
             packing = self._pack_phases("packed", "chunk")
-            found.append(fill(warpgroup_text.PACK, name=f"{name}_pack", block=self.of_block, phases=packing))
-            found.append(fill(warpgroup_text.STAGE_WEIGHTS, thread=staging_thread(self.t), of_block=self.of_block))
+            named = {"operand": operand(self.c), "parameter": guard.parameter}
+            about = {"begin": guard.pack_begin, "end": guard.pack_end, "phases": packing}
+            found.append(fill(warpgroup_text.PACK, **named, **about, name=f"{name}_pack", block=self.of_block))
+            names = {"operand": operand(self.c), "of_block": self.of_block}
+            found.append(fill(warpgroup_text.STAGE_WEIGHTS, **names, thread=staging_thread(self.t)))
         return found
 
     def at_hand(self) -> Lines:
@@ -205,7 +214,9 @@ class WarpgroupWeights:
             size = self.of_chunk(i)
             places = [start, *([str(self.at(i))] if self.at(i) else []), *([f"chunk * {size}"] if chunk != "0" else [])]
             first = first_tap(self.c, self.phases[i])
-            lines.append(f"pack_phase<{sizes}>(w, {' + '.join(places)}, group, first_feature, {chunk}, {first});")
+            most = ", most" if self.c.halves else ""
+            at = f"{' + '.join(places)}, group, first_feature, {chunk}, {first}{most}"
+            lines.append(f"pack_phase<{sizes}>(w, {at});")
         return lines
 
 
@@ -217,6 +228,11 @@ _UNFOLDED = {
     "some": "channel < C && multiplied < UNFOLDED * OF_TAP",
 }
 
+
+_HALVED = """
+const Operand half = narrow_to<Operand>::of(value);
+most = largest_halves(most, half.bits);
+"""
 
 _LANDINGS = """
 unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + $behind);    // one for each half

@@ -28,11 +28,14 @@ from fusewright.codegen.cuda.contraction_record import cluster_of, joined, param
 from fusewright.codegen.cuda.contraction_weights import Phases
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.cuda.warpgroup_epilogue import PhasesEpilogue
+from fusewright.codegen.cuda.warpgroup_halves import Guard, Instead, Watching, packing_blocks
 from fusewright.codegen.cuda.warpgroup_input import Input
 from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_steps import Steps
+from fusewright.codegen.cuda.warpgroup_text import operand
 from fusewright.codegen.cuda.warpgroup_weights import Place, WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
+from fusewright.kernel import Expression
 from fusewright.schedule.axes import Phase
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over, tiles_of_start
@@ -57,13 +60,28 @@ class Operands:
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes the text of one group and tile.  Who derives from it says which positions and features are multiplied."""
+    """Writes the text of one group and tile.  Who derives from it says which positions and features are multiplied.
+
+    With `instead_of`, so many words, it multiplies where one of them says that halves do not do (`warpgroup_halves`).
+    """
 
     c: Contraction
     t: WarpgroupCut
     name: str
     reference: str
     blocks: int | None
+
+    instead_of: Expression = ""
+
+    @property
+    def guard(self) -> Guard:
+        """What it says or asks about halves."""
+        if self.instead_of:
+            return Instead(self.instead_of)
+        if not self.c.halves:
+            return Guard()
+        packing = packing_blocks(self.weights.packing(self.name))
+        return Watching(self.c, warpgroup_input.all_threads(self.t), packing)
 
     def blocks_per_sample(self, samples: int, cells: tuple[int, int, int]) -> int | None:
         """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: none fits."""
@@ -137,10 +155,11 @@ class Writer:
     def pairs(self, order: Lines, place: str) -> Lines:
         """Where a weight lies then: that of a feature, or column, at `place`, which `order` works out."""
         assert self.t.tap_rows % 2 == 0 or all(p.rows <= self.t.tap_rows for p in self.weights.taps), self.t
-        half = warpgroup_pairs.HALF if self.c.x.dtype == torch.float32 else warpgroup_pairs.HALF_OF_BITS
+        half = warpgroup_pairs.HALF if self.c.multiplied == torch.float32 else warpgroup_pairs.HALF_OF_BITS
         column = "column" if place == "column" else "feature"
-        names = {"order": order, "place": place, "column": column, "weights_m": self.weights_m, "half": half}
-        return fill(warpgroup_pairs.PLACE, **names)
+        kind = operand(self.c)
+        names = {"order": order, "place": place, "column": column, "weights_m": self.weights_m, "operand": kind}
+        return fill(warpgroup_pairs.PLACE, **names, half=half.format(operand=kind))
 
     @cached_property
     def steps(self) -> Steps:
@@ -161,12 +180,12 @@ class Writer:
     @property
     def staged(self) -> int:
         """Elements of what lies in shared memory while tiles are computed."""
-        return staged_bytes(self.c, self.t) // self.c.x.dtype.itemsize
+        return staged_bytes(self.c, self.t) // self.c.multiplied.itemsize
 
     @property
     def shared(self) -> int:
         """Bytes: what is staged, and what the warps exchange at the end."""
-        own = self.staged * self.c.x.dtype.itemsize + 4 * self.epilogue.kept_elements()
+        own = self.staged * self.c.multiplied.itemsize + 4 * self.epilogue.kept_elements()
         return max(own, self.epilogue.closing_bytes())
 
     @property
@@ -182,16 +201,20 @@ class Writer:
     # -- the text ----------------------------------------------------------------------------------------------------
 
     def source(self) -> str:
-        return with_primitives([
+        return with_primitives([*self.sections(), self.epilogue.finish(self.name)])
+
+    def sections(self) -> list[Lines]:
+        """The text but for what joins the results of a sample's blocks."""
+        return [
             self._constants(),
             self._multiply(),
-            fill(warpgroup_text.CHANNELS),
+            fill(warpgroup_text.CHANNELS, word="words[2]" if self.c.halves else "word"),
+            self.guard.functions,
             self.input.functions(),
-            *self.weights.functions(self.name, self.place_of_weights()),
+            *self.weights.functions(self.name, self.place_of_weights(), self.guard),
             *self.epilogue.head(),
             self._kernel_text(),
-            self.epilogue.finish(self.name),
-        ])  # fmt: skip
+        ]
 
     def _constants(self) -> Lines:
         c, t, lay = self.c, self.t, self.lay
@@ -209,7 +232,8 @@ class Writer:
             "taps": prod(a.taps for a in c.axes), "owned": self.owned(), "chunk": t.chunk,
             "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "row": lay.row,
             "skip": lay.advance,
-            "unfolded": self._unfolded(),
+            "unfolded": self._unfolded(), "operand": operand(c),
+            "operands": fill(warpgroup_text.OPERANDS, type=ELEMENT[c.multiplied]) if c.halves else [],
         }  # fmt: skip
         numbers = {"tap_rows": t.tap_rows, "next_tap": together_along_w(c)}
         pairs = fill(warpgroup_pairs.CONSTANTS, **numbers) if self.paired else []
@@ -230,7 +254,7 @@ class Writer:
         each = self.t.products(self.c).instructions * max(len(p[2].elements) for p in self.weights.phases)
         taps = Taps(max(p.rows for p in self.weights.taps), max(p.per_row for p in self.weights.taps))
         every = multiplied_vectors(self.c, self.lay.vectors, taps, taps.rows) // 2 * each
-        flavour, columns = FLAVOURS[self.c.x.dtype], self.t.products(self.c).columns
+        flavour, columns = FLAVOURS[self.c.multiplied], self.t.products(self.c).columns
         unroll_rows = "" if taps.rows == self.t.tap_rows and every <= UNROLLED else "1"
         accumulators = among(self.t, self.accumulators())
         if self.t.held:
@@ -269,24 +293,36 @@ class Writer:
             cluster=cluster_of(self),
             place=place(self),
             per_sm=self.per_sm,
-            parameters=parameters(self),
+            parameters=parameters(self) + self.guard.parameter,
+            operand=operand(self.c),
+            begin=self.guard.begin,
             of_sample=contraction_layout.sample(self.c),
             **contraction_walk.names(self.lay.walks, {a: f"tile.{a}" for a in "dhw"}),
             stage=self._staging(),
             threads=warpgroup_input.all_threads(self.t),
-            staged=[f"constexpr int STAGED = {self.staged * self.c.x.dtype.itemsize};    // bytes"]
+            staged=[f"constexpr int STAGED = {self.staged * self.c.multiplied.itemsize};    // bytes"]
             if self.epilogue.kept_elements()
             else [],
             warps=[parts.warps],
             x_matrix=parts.cells,
             w_matrix=[parts.weights],
-            prologue=[*self.epilogue.prologue(), *self.weights.at_hand(), *self.weights.landings(), *self._numbers()],
+            prologue=[
+                *self.guard.look,
+                *self.epilogue.prologue(),
+                *self.weights.at_hand(),
+                *self.weights.landings(),
+                *self._numbers(),
+            ],
             steps=", steps = 0" if self.t.lands else "",
             and_before="; steps before it" if self.t.lands else "",
             first=self.steps.first(),
             **self.input.each_tile(),
             body=among(self.t, body),
-            close=[*warpgroup_producers.last_turn(self.c, self.t), *among(self.t, self.epilogue.close())],
+            close=[
+                *self.guard.end,
+                *warpgroup_producers.last_turn(self.c, self.t),
+                *among(self.t, self.epilogue.close()),
+            ],
         )
 
     def _staging(self) -> Lines:
@@ -294,7 +330,7 @@ class Writer:
         if not self.t.producers:
             return self.input.statements()
         registers = handed_over(self.c, self.t, self.per_sm)
-        return warpgroup_producers.statements(self.steps, self.input, registers)
+        return warpgroup_producers.statements(self.steps, self.input, registers, self.guard.end)
 
     def _numbers(self) -> Lines:
         """Where weights are read step after step, numbers per channel may be read once more, too, sooner than kept."""
