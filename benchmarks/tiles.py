@@ -4,12 +4,14 @@
     python benchmarks/tiles.py --models few --rows 18,14,13 --out benchmarks/results/h200_spread_taps.json
     python benchmarks/tiles.py --models unfolded --rows 1,18,3,14,4,2 --each 3 --out h200_unfolded_taps.json
     python benchmarks/tiles.py --models one_tap --each 3 --out one_tap.json
+    python benchmarks/tiles.py --models large --each 3 --out benchmarks/results/h200_halves_of_tf32.json
     python benchmarks/tiles.py --models pairs --out benchmarks/results/h200_pairs.json
     python benchmarks/tiles.py --models "" --rows 24,9 --each 8 --out rows.json           # random models of seed 1
 
 Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
 every number of dimensions whose phases are joined; with and without spread taps; with taps along d or h as channels;
-of odd and even numbers of vectors of channels) are built and run; `error` is how far each is from ATen's result.
+of odd and even numbers of vectors of channels; in tf32 and as halves) are built and run; `error` is how far each is
+from ATen's result.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +35,10 @@ from fusewright.measure import environment, save_results
 from fusewright.pipeline import build
 from fusewright.runtime.operators import reference_of
 from fusewright.schedule import warpgroup, warpgroup_pools, warpgroup_positions
+from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.group import Group
-from fusewright.schedule.warpgroup_staging import vector
+from fusewright.schedule.warpgroup_staging import in_halves, takes_halves, vector
 from fusewright.tuning import Decision, Tuner
 
 
@@ -137,7 +141,21 @@ def softmaxes() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     yield "convT2d 64->128 k4 s2 o1, relu", relu, _x(64, 64, 64, 64)
 
 
+def large() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Convolutions of many products, whose results are written, reduced or pooled."""
+    yield "conv2d 64->128 k3, relu", nn.Sequential(nn.Conv2d(64, 128, 3), nn.ReLU()), _x(64, 64, 128, 128)
+    yield "conv2d 64->128 k3, min", Model(nn.Conv2d(64, 128, 3), lambda y: y.amin(1)), _x(32, 64, 256, 256)
+    pooled = nn.Sequential(nn.Conv2d(64, 128, 3), nn.Hardswish(), nn.MaxPool2d(2))
+    yield "conv2d 64->128 k3, hardswish, maxpool 2", pooled, _x(64, 64, 128, 128)
+    yield "convT2d 64->64 k3, gelu", nn.Sequential(nn.ConvTranspose2d(64, 64, 3), nn.GELU()), _x(16, 64, 256, 256)
+    up = nn.Sequential(nn.ConvTranspose2d(64, 64, 4, stride=2, padding=1), nn.Tanh())
+    yield "convT2d 64->64 k4 s2, tanh", up, _x(32, 64, 128, 128)
+    volume = nn.Sequential(nn.ConvTranspose3d(32, 64, 3, stride=2, padding=1, output_padding=1), nn.ReLU())
+    yield "convT3d 32->64 k3 s2, relu", volume, _x(16, 32, 16, 32, 32)
+
+
 MODELS = {
+    "large": large,
     "softmaxes": softmaxes,
     "transposed": transposed,
     "few": few,
@@ -182,14 +200,24 @@ class Table:
         yield 0.0, options[0]
         lengths = cuda._cells(c, tuner.hints)
         for way in WAYS.values():
-            met: dict[tuple[int, bool, str, int, int], int] = {}
-            for score, t in chain(*way.shortlist(c, lengths, 400, tf32=True)):
-                kind = t.joined, getattr(t, "spread", 0) > 0, t.unfolded, t.producers, t.chunk // vector(c) % 2
-                met[kind] = met.get(kind, 0) + 1
-                if met[kind] <= self.each:
-                    yield score, cuda._of_warpgroup(c, t, None)
+            plain = list(self._few(c, way.shortlist(c, lengths, 400, tf32=True)))
+            yield from ((score, cuda._of_warpgroup(c, t, None)) for score, t in plain)
+            if takes_halves(c, tf32=True):
+                for score, found in self._few(in_halves(c), way.shortlist(in_halves(c), lengths, 400, tf32=True)):
+                    t = changed(found, halves=True)
+                    instead = cuda.warpgroup.instead(c, t, [other for _, other in sorted(plain, key=itemgetter(0))])
+                    if instead is not None:
+                        yield score, cuda._watched(c, t, instead)
         for key in ("tiling", "direct"):
             yield from ((0.0, o) for o in [o for o in options if key in o][: self.each])
+
+    def _few(self, c: Contraction, ways: list[list[tuple[float, Any]]]) -> Iterator[tuple[float, Any]]:
+        met: dict[tuple[int, bool, str, int, int], int] = {}
+        for score, t in chain(*ways):
+            kind = t.joined, getattr(t, "spread", 0) > 0, t.unfolded, t.producers, t.chunk // vector(c) % 2
+            met[kind] = met.get(kind, 0) + 1
+            if met[kind] <= self.each:
+                yield score, t
 
 
 def main() -> None:

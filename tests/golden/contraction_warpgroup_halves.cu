@@ -182,18 +182,20 @@ __device__ __forceinline__ void wgmma_rows_tf32_32(float (&d)[4][4], const unsig
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(any)));
 }
 
-// Start d += a * b for 64 rows and 32 columns of 16 numbers; of every eight columns a lane has mma.sync's.
-__device__ __forceinline__ void wgmma_fp16_32(float (&d)[4][4], unsigned long long a,
-                                                   unsigned long long b) {
+// As below, to d = a * b where not `any`, with the rows of `a` in registers as mma.sync has them, 16 of each warp.
+__device__ __forceinline__ void wgmma_rows_fp16_32(float (&d)[4][4], const unsigned& a0,
+                                                        const unsigned& a1, const unsigned& a2, const unsigned& a3,
+                                                        unsigned long long b, bool any) {
     asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %21, 0;"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, %16, %17, 1, 1, 1, 0, 0;"
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0; }"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
           "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
           "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-        : "l"(a), "l"(b));
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(any)));
 }
 
 namespace in_halves {
@@ -239,19 +241,28 @@ constexpr int MULTIPLYING = 1, READ = 2, MEETING = THREADS + PRODUCERS;
 using Accumulators = float[OWN_D * ROWS_D][PER_CELL][M_TILES][OWN_H * ROWS_H][EIGHTS_W][4];
 constexpr int ROWS_AT_ONCE = 1;    // that one instruction takes
 
-// Start adding the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads
-// lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
+// Add the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads lie as
+// one instruction wants them, whichever tap it is: it only starts elsewhere.  Its weights are read once, while the
+// tensor cores are busy with those of the tap before.
 template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
-__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
+__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, const uint4* w, int first,
                                          int rows) {
-    warpgroup_arrive();
+    // Pairs of vectors that are written out one behind the other, products with weights of their own that they come to,
+    // and the weights of so many products that a thread has: by turns, and by the same turns every time.
+    constexpr int PAIRS = 1, COUNT = PAIRS * TAPS_W, HELD = COUNT % 2 && COUNT % 3 == 0 ? 3 : 2;
+    uint4 held[HELD][M_TILES];
 #pragma unroll 
     for (int row = first; row < first + rows; ++row) {
         const unsigned long long x_row = x + (row / TAPS_H * TAP_D + row % TAPS_H * TAP_H);
-#pragma unroll 1
-        for (int k = 0; k < VECTORS; k += 2)
+#pragma unroll 
+        for (int vector = 0; vector < VECTORS; vector += 2 * PAIRS)
 #pragma unroll
-            for (int tap = 0; tap < TAPS_W; ++tap)
+            for (int i = 0; i < COUNT; ++i) {
+                const int k = vector + 2 * (i / TAPS_W), tap = i % TAPS_W;
+                uint4 (&own)[M_TILES] = held[i % HELD];
+#pragma unroll
+                for (int m = 0; m < M_TILES; ++m) own[m] = w[(tap * VECTORS + k) * BLOCK_M + 128 * m];
+                warpgroup_arrive();
 #pragma unroll
                 for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -260,13 +271,20 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
                         for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
 #pragma unroll
                             for (int m = 0; m < M_TILES; ++m)
-                                wgmma_fp16_32(reinterpret_cast<float(&)[4][4]>(acc[rd][e][m][rh]),
-                                               w + ((tap * VECTORS + k) * BLOCK_M + 64 * m),
-                                               x_row + (k * PLANE + row_d(rd) + row_h(rh) +
-                                                        column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
+                                wgmma_rows_fp16_32(reinterpret_cast<float(&)[4][4]>(acc[rd][e][m][rh]),
+                                             own[m].x, own[m].y, own[m].z, own[m].w,
+                                             x_row + (k * PLANE + row_d(rd) + row_h(rh) +
+                                                      column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
+                                             true);
+                warpgroup_commit();
+                if (i + 1 < COUNT || COUNT % HELD == 0)
+                    warpgroup_wait_but<HELD - 1>();
+                else
+                    warpgroup_wait();    // the next weights come where these are
+            }
         w += TAPS_W * VECTORS * BLOCK_M;
     }
-    warpgroup_commit();
+    warpgroup_wait();
 }
 
 // A tile, by the tiles before it along each dimension, and its first cell.
@@ -383,13 +401,17 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
     }
 }
 
-// Where a weight lies among those of a phase: [row of taps][tap][vector of channels][feature][channel].  The 64 rows of
-// an instruction are 16 features of each of four warps.
+// Where a weight lies among those of a phase: [row of taps][tap][pair of vectors][16 features][lane][16 bytes], as
+// lanes have the rows of an instruction in registers: 16 features of each of four warps.
 template <int TAPS_W>
 __device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
+    constexpr int OF_REGISTER = VECTOR / 4;    // neighbouring channels
     const int tile = feature / 16 % M_TILES, warp = feature / (16 * M_TILES);
     const int at = ((warp / 4 * M_TILES + tile) * 4 + warp % 4) * 16 + feature % 16;
-    return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + at) * VECTOR + channel % VECTOR;
+    const int lane = feature % 8 * 4 + channel % VECTOR / OF_REGISTER;
+    const int reg = channel / VECTOR % 2 * 2 + feature / 8 % 2;
+    const int pair = (row * TAPS_W + tap) * (VECTORS / 2) + channel / (2 * VECTOR);
+    return ((pair * (BLOCK_M / 16) + at / 16) * 32 + lane) * VECTOR + reg * OF_REGISTER + channel % OF_REGISTER;
 }
 
 // Steps in memory between neighbouring taps of a phase.
@@ -485,7 +507,7 @@ fused_test(const float* __restrict__ x, const fp16* __restrict__ packed, const f
     // What this warpgroup multiplies: its cells of the input, and its features.
     const unsigned long long x_matrix =
         shared_matrix(x_tile, 16 * PLANE, 128) + (warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w);
-    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128) + warp_m / 4 * 64 * M_TILES;
+    const uint4* const w_matrix = reinterpret_cast<const uint4*>(w_tile) + (warp_m / 4 * 128 * M_TILES + threadIdx.x % 128);
     // A sample's blocks look at every channel once.
     for (int channel = part * (ALL_THREADS / 32) + warp; channel < C; channel += parts * (ALL_THREADS / 32)) {
         const long long plane = (long long)D * H * W;

@@ -79,6 +79,10 @@ from fusewright.schedule.window_ends import at_ends
 WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 20, 6
 OF_EACH_WAY, OF_PRODUCERS = 10, 12
+# Of those with producers that multiply halves, of all ways together: the best was the 35th of all by estimate once
+# (benchmarks/results/h200_halves_of_tf32.json).  They take twice as long to build; in tf32, slower for all six groups of
+# that file, fewer are tried beside them.
+OF_HALVES = 24
 
 # How many times the estimate of the best another tile of warpgroups may have: kernels whose estimate was 3.3 and 4.1
 # times the best one's took 3.4 and 4.4 times as long (benchmarks/results/h100_pools.json).
@@ -336,11 +340,13 @@ def _of_warpgroups(
         return least, joined + alone
     halves, produced = _tiles_of_warpgroups(in_halves(c), lengths, tf32, finders)
     others = [t for _, t in sorted(tiles, key=_score)]
-    some = halves[:OF_EACH_WAY] + produced[:OF_PRODUCERS]  # which take twice as long to build
+    some = halves[:OF_EACH_WAY] + produced[:OF_HALVES]
     pairs = ((changed(t, halves=True), score) for score, t in some)
     scored = [(score, t, instead) for t, score in pairs if (instead := warpgroup.instead(c, t, others)) is not None]
+    if not scored:
+        return least, joined + alone
     watched = [_watched(c, t, instead) for _, t, instead in scored]
-    return min([least, *(score for score, _, _ in scored)]), watched + joined + alone
+    return min(least, *(score for score, _, _ in scored)), watched + (joined + alone)[:OF_WARPGROUPS]
 
 
 def _tiles_of_warpgroups(
