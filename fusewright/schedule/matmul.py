@@ -8,7 +8,8 @@ Hopper.
 
 Where tf32 is not allowed, every number is the sum of two halves, and a product is three (Ootomo and Yokota,
 "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022).
-Tensor cores truncate as they accumulate, so that sums over a few numbers are added up in float32.
+Tensor cores truncate as they accumulate, so that sums over a few numbers are added up in float32.  Of short sums, which
+the library has nearly exact, all four products are taken, and fewer are accumulated.
 
 Where the model has a convolution in a matmul's place (`ops.Matmul.convolves`) and those may be rounded to tf32, a
 number is one half, which has as many digits as one of tf32, and a product is one.
@@ -122,6 +123,11 @@ class Linear:
     def summed(self) -> int:
         """Numbers that are multiplied and added for one of the output's."""
         return int(self.x.shape[-2 if self.turned else -1])
+
+    @property
+    def is_short(self) -> bool:
+        """Whether sums are of a chunk's numbers at most, so that the library rounds them but a few times."""
+        return self.summed <= CHUNK
 
     @property
     def rows(self) -> tuple[Size, ...]:
@@ -318,7 +324,8 @@ def seconds(group: Linear, t: MatmulTile, of: Extent) -> float:
     blocks = across * ceil(n / t.features) * t.parts
     at_once = MULTIPROCESSORS * t.per_sm
     chunks = ceil(k / CHUNK / t.parts)
-    multiplied = (4 if t.rounded else 12) * (t.columns / 2) * t.groups + STEP
+    products = 1 if t.rounded else 4 if group.is_short else 3
+    multiplied = 4 * products * (t.columns / 2) * t.groups + STEP * (products if group.is_short else 1)
     streamed = (t.stage_bytes + 4 * CHUNK * t.features) / STREAMED
     cycles = ceil(blocks / at_once) * (chunks * max(multiplied, streamed) * (at_once // MULTIPROCESSORS) + BLOCK)
     packed = (4 + 2 * t.numbers) * across * t.columns * k

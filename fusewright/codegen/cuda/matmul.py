@@ -219,11 +219,18 @@ def _source(names: _Names, t: MatmulTile, name: str, read: tuple[str, ...]) -> s
             sample=_sample(names, read) if by_sample else [], block="block" if by_sample else "blockIdx.x",
             read=fill(matmul_text.READ[group.features_first]),
             lay_out_rest=fill(matmul_text.LAY_OUT_REST, first="sample * rows" if by_sample else "0"),
-            products=fill(matmul_text.PRODUCTS[t.rounded], columns=t.columns),
+            products=fill(_products(group, t), columns=t.columns),
             write=_write(names, t, at), reduce=[] if group.fold is None else fill(matmul_text.REDUCE),
         ),
         _finish(names, t, name),
     ])  # fmt: skip
+
+
+def _products(group: Linear, t: MatmulTile) -> str:
+    """Those of a chunk's numbers."""
+    if t.rounded:
+        return matmul_text.PRODUCT
+    return matmul_text.ALL_PRODUCTS if group.is_short else matmul_text.PRODUCTS
 
 
 def _fold(group: Linear) -> list[Lines]:
