@@ -80,8 +80,8 @@ WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 20, 6
 OF_EACH_WAY, OF_PRODUCERS = 10, 12
 # Of those with producers that multiply halves, of all ways together: the best was the 35th of all by estimate once
-# (benchmarks/results/h200_halves_of_tf32.json).  They take twice as long to build; in tf32, slower for all six groups of
-# that file, fewer are tried beside them.
+# (benchmarks/results/h200_halves_of_tf32.json).  They take twice as long to build; fewer are tried in tf32, which was
+# slower for all six groups of that file.
 OF_HALVES = 24
 
 # How many times the estimate of the best another tile of warpgroups may have: kernels whose estimate was 3.3 and 4.1

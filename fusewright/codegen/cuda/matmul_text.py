@@ -15,8 +15,8 @@ constexpr int PARTS = $parts, CHUNKS_OF_PART = (CHUNKS + PARTS - 1) / PARTS;
 constexpr int MATRIX = VECTORS * COLUMNS * 4;    // words
 // Halves that a number of x is: the nearest one, or with it what is left.
 constexpr int NUMBERS = $numbers, STAGE = NUMBERS * MATRIX;
-// What makes up for it that tensor cores truncate a chunk's sum, where that has more than half of its numbers.
-constexpr float TRUNCATED = K > CHUNK / 2 ? 1 + 0x1p-23f : 1;
+// What makes up for it that tensor cores truncate a chunk's sum, where there are several.
+constexpr float TRUNCATED = K > CHUNK ? 1 + 0x1p-23f : 1;
 // Copies of chunks are started so many steps ahead that every warp has read what lay there two steps ago.
 constexpr int THREADS = 128 * WARPGROUPS, AHEAD = STAGES - 2;
 
@@ -306,6 +306,13 @@ $name($parameters) {
         landing_wait(landed + stage, step / STAGES % 2);
         const unsigned long long x = shared_matrix(staged + stage * STAGE, 16 * COLUMNS, 128);
         float products[COLUMNS / 8][4];
+        // Tensor cores truncate as they accumulate: chains stay short, and are added in float32.  Of a chain whose
+        // numbers are alike, that takes 0.9 units in the last place on average.
+        const auto add_products = [&] {
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 2; ++i)
+                sums[i / 4][i % 4] = fmaf(products[i / 4][i % 4], own.scale[i / 2 % 2], sums[i / 4][i % 4]);
+        };
         warpgroup_arrive();
         $products
         warpgroup_commit();
@@ -313,11 +320,7 @@ $name($parameters) {
         if (next != nullptr && step + 2 < steps) fetch(first_chunk + step + 2);
         warpgroup_wait();
         if (lane == 0) landing_close(read + stage);
-        // Tensor cores truncate as they accumulate: chains stay short, and are added in float32.  Of a chain whose
-        // numbers are alike, that takes 0.9 units in the last place on average.
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; ++i)
-            sums[i / 4][i % 4] = fmaf(products[i / 4][i % 4], own.scale[i / 2 % 2], sums[i / 4][i % 4]);
+        add_products();
     };
     Own even, odd;
     if (!far) {
@@ -377,10 +380,18 @@ scales += sample * across_all * COLUMNS;
 w += sample * O * K;
 """
 
-# The products of a chunk's numbers: of those that are split, all but that of what is left of both.  The small ones come
-# first, since what is truncated is a part of all that has been added up.
-PRODUCTS = {
-    False: """
+# The products of a chunk's numbers where these are rounded.
+PRODUCT = """
+#pragma unroll
+for (int i = 0; i < 4; ++i) {
+    const Split(&a)[4] = own.of[i];
+    wgmma_rows_fp16_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, x + 2 * i * COLUMNS, i > 0);
+}
+"""
+
+# Where they are split: all but that of what is left of both.  The small ones come first, since what is truncated is a
+# part of all that has been added up.
+PRODUCTS = """
 #pragma unroll
 for (int i = 0; i < 4; ++i) {
     const unsigned long long big = x + 2 * i * COLUMNS, small = big + MATRIX / 4;
@@ -393,15 +404,40 @@ for (int i = 0; i < 4; ++i) {
     const Split(&a)[4] = own.of[i];
     wgmma_rows_fp16_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, x + 2 * i * COLUMNS, true);
 }
-""",
-    True: """
+"""
+
+# Of a sum that is no longer than a chunk.
+ALL_PRODUCTS = """
+// A short sum loses more by the product of what is left of both, and by what is truncated, than by all roundings of
+// float32.  So that product is taken as well, but for what is not finite, of which all is in the part that is left; and
+// of the large ones, every sixteen are added by themselves.
 #pragma unroll
 for (int i = 0; i < 4; ++i) {
     const Split(&a)[4] = own.of[i];
-    wgmma_rows_fp16_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, x + 2 * i * COLUMNS, i > 0);
+    const unsigned long long small = x + 2 * i * COLUMNS + MATRIX / 4;
+    wgmma_rows_fp16_$columns(products, a[0].small, a[1].small, a[2].small, a[3].small, small, i > 0);
 }
-""",
+warpgroup_commit(), warpgroup_wait();
+#pragma unroll
+for (int i = 0; i < COLUMNS / 2; ++i) {
+    float& product = products[i / 4][i % 4];
+    product = fabsf(product) < INFINITY ? product : 0;
 }
+warpgroup_arrive();
+#pragma unroll
+for (int i = 0; i < 4; ++i) {
+    const unsigned long long big = x + 2 * i * COLUMNS, small = big + MATRIX / 4;
+    const Split(&a)[4] = own.of[i];
+    wgmma_rows_fp16_$columns(products, a[0].small, a[1].small, a[2].small, a[3].small, big, true);
+    wgmma_rows_fp16_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, small, true);
+}
+#pragma unroll
+for (int i = 0; i < 4; ++i) {
+    const Split(&a)[4] = own.of[i];
+    wgmma_rows_fp16_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, x + 2 * i * COLUMNS, i == 0);
+    if (i < 3) warpgroup_commit(), warpgroup_wait(), add_products(), warpgroup_arrive();
+}
+"""
 
 PARTIAL = """
 partial[part * rows * O + $at] = sums[i / 4][i % 4];
@@ -438,6 +474,48 @@ for (int i = 0; i < COLUMNS / 8; ++i) {
 }
 fold = joined<THREADS>(fold);
 if (threadIdx.x == 0) fold.save(reduced + blockIdx.x, gridDim.x);
+"""
+
+# Likewise of a reduction of each row's features.
+REDUCE_ROWS = """
+// What a block has of each row: of a thread's two features, of eight lanes', of all warps'.
+__shared__ Row folds[THREADS / 32][COLUMNS];
+#pragma unroll
+for (int i = 0; i < COLUMNS / 4; ++i) {
+    Row fold = Row::empty();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int feature = first_feature + 8 * half;
+        const float one[1] = {sums[i / 2][2 * half + i % 2]};
+        if (feature < O) fold.take(one$place);
+    }
+#pragma unroll
+    for (int offset = 16; offset >= 4; offset /= 2) fold.merge(fold.from(offset));
+    if (lane < 4) folds[warp][i / 2 * 8 + 2 * quad + i % 2] = fold;
+}
+__syncthreads();
+for (int column = threadIdx.x; column < COLUMNS; column += THREADS) {
+    const long long row = (long long)across * COLUMNS + column;
+    if (row >= rows) break;
+    Row fold = folds[0][column];
+    for (int other = 1; other < THREADS / 32; ++other) fold.merge(folds[other][column]);
+    fold.save(reduced + (($row) * blocks_o + block_o) * $planes, 1);
+}
+"""
+
+JOIN_ROWS = """
+// Join what the blocks have of every row.
+extern "C" __global__ void __launch_bounds__(256)
+${name}_finish($parameters) {
+    await_launches();
+    const long long row = (long long)blockIdx.x * 256 + threadIdx.x;
+    if (row >= rows) return;
+    const int blocks_o = (O + FEATURES - 1) / FEATURES;
+    const double* const folds = reduced + row * blocks_o * $planes;
+    Row fold = Row::load(folds, 1);
+    for (int block = 1; block < blocks_o; ++block) fold.merge(Row::load(folds + block * $planes, 1));
+    out[row] = fold.result(double(O));
+}
 """
 
 JOIN = """

@@ -235,8 +235,9 @@ def test_of_what_is_turned(name: str) -> None:
 
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("way", ["rows", "weight first"])
-def test_of_what_is_turned_compiles_without_spills(way: str, rounded: bool) -> None:
-    graph = capture(Turned(way, (4, 196, 512), 256).eval(), (torch.randn(4, 196, 512),), {}).graph
+@pytest.mark.parametrize("summed", [196, 64])
+def test_of_what_is_turned_compiles_without_spills(way: str, rounded: bool, summed: int) -> None:
+    graph = capture(Turned(way, (4, summed, 512), 256).eval(), (torch.randn(4, summed, 512),), {}).graph
     group = match(graph.outputs[0], graph.users())
     assert isinstance(group, Linear), group
     kernel = generated(group, MatmulTile(128, 2, 1, rounded))
@@ -261,6 +262,28 @@ def test_rows_of_samples_have_to_be_known() -> None:
 def test_numbers_with_a_mean() -> None:
     """Sums of a thousand times what their differences are."""
     assert_right(Case((30, 300), 64, bias=False), MatmulTile(32, 1, 1), mean=1000.0)
+
+
+@pytest.mark.parametrize("features_first", [False, True])
+def test_short_sums_leave_nothing_out(features_first: bool) -> None:
+    """Of numbers of which halves leave as much as they may, and of positive ones, which are truncated downward."""
+    model, group = found(Case((32, 50), 64, bias=False, features_first=features_first))
+    alike = 1 + 2**-11 - 2**-22
+    for x, w, most in ((alike, alike, 2e-7), (torch.rand(32, 50), torch.rand(50, 64), 3e-7)):
+        rows, weights = torch.zeros(32, 50) + x, torch.zeros(50, 64) + w
+        with torch.no_grad():
+            model.w.copy_(weights.mT if features_first else weights)
+        error = called(model, group, MatmulTile(32, 1, 1), rows) / (rows.double() @ weights.double()) - 1
+        assert error.abs().max() < most and error.mean().abs() < 8e-8
+
+
+def test_products_of_short_sums() -> None:
+    """Four where there is a chunk's at most, three else; a rounded number has one."""
+    for k, rounded, products in ((64, False, 4), (65, False, 3), (64, True, 1)):
+        _, group = found(Case((16, k), 64))
+        text = generated(group, MatmulTile(32, 1, 1, rounded)).source
+        assert text.count("wgmma_rows_fp16_32(products") == products
+        assert (text.count("add_products()") == 2) == (products == 4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3.4e38])
@@ -371,8 +394,8 @@ def test_tiles_that_are_worth_measuring() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_random_matmuls(seed: int) -> None:
     rng = random.Random(seed)
-    k, features, first = rng.randint(1, 300), rng.randint(1, 200), rng.random() < 0.7
+    k, first, chain = rng.randint(1, 300), rng.random() < 0.7, rng.choice([*CHAINS])
+    features = k if "own input" in chain else rng.randint(1, 200)
     shape = (*(rng.randint(1, 9) for _ in range(rng.randint(0, 2))), rng.randint(1, 60), k)
-    chain = rng.choice([name for name in CHAINS if name != "its own input"])
     tile = MatmulTile(rng.choice(COLUMNS), rng.choice((1, 2)), rng.choice([1, 1, 2, 3]))
     assert_right(Case(shape, features, chain, first and rng.random() < 0.5, first), tile, rng.choice(ORDERS))
