@@ -40,6 +40,7 @@ from fusewright.schedule.channels_last import channels_last
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.few_elements import of_few
 from fusewright.schedule.groups import cut, with_statistics
+from fusewright.schedule.kernel_cost import by_kernels
 from fusewright.schedule.losses import of_logits
 from fusewright.schedule.moves_first import moves_first
 from fusewright.schedule.reduced_shares import of_kept_rows
@@ -141,7 +142,8 @@ def build(
     cost = CostModel(facts, hints, derived_ahead=not model.training, fusing=sliding)
     rules = [rule for rule in RULES if rule.name not in without and (only is None or rule.name in only)]
     alone = wishes.left_alone(graph)
-    rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing, alone=alone)
+    whole = by_kernels(cost) if sliding else cost
+    rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing, alone=alone, whole=whole)
     check(rewritten.graph)
     layouts = {node: layout_of(tensor) for node, tensor in zip(rewritten.graph.inputs, tensors, strict=True)}
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
