@@ -57,6 +57,16 @@ def pooled(n: int, size: int, stride: int, taps: int = 1, spread: int = 1, pad: 
     return tuple(found)
 
 
+def strided(n: int, dilation: int) -> Slots:
+    """What a sum over the positions of a convolution with seven taps, strides of three and a padding of two takes."""
+    count = (n + 4 - 6 * dilation - 1) // 3 + 1
+    found = []
+    for first in (dilation * u - 2 for u in range(7)):
+        kept = [i for i in range(first, first + 3 * count, 3) if 0 <= i < n]
+        found.append(Slot(kept[0], kept[-1] + 1, 3, 1.0))
+    return tuple(found)
+
+
 def mixed(n: int) -> Slots:
     """Ranges of every kind: empty, one element, steps, all of it, with scales of their own."""
     return (
@@ -92,6 +102,7 @@ CASES = {
     "planes, long rows": lambda: sums(inp(*P, 9, 300), {2: pooled(9, 3, 1), 3: pooled(300, 40, 20)}, F32),
     "planes, mixed": lambda: sums(inp(*P, 25, 33), {2: mixed(25), 3: mixed(33)}, F32),
     "planes, borders and windows": lambda: sums(inp(*P, 40, 30), {2: borders(40, 3), 3: pooled(30, 4, 4, 3)}, F32),
+    "planes, strided": lambda: sums(inp(*P, 65, 71), {2: strided(65, 1), 3: strided(71, 3)}),
     "rows, columns kept": lambda: sums(inp(*P, 29, 23), {2: pooled(29, 7, 7, 3)}, F32),
     "one sum of rows": lambda: sums(inp(*P, 90, 23), {2: whole(90)}, F32),
     "depth and width": lambda: sums(inp(*P, 9, 10, 11), {2: pooled(9, 3, 3), 4: pooled(11, 3, 2)}, F32),
@@ -362,8 +373,11 @@ def test_reads_as_it_did(name: str) -> None:
     assert default(name).source == path.read_text(), f"write the text to {path} if it is meant to change"
 
 
+COMPILED = [*GOLDENS, "planes of bf16", "planes in float64", "planes, mixed", "planes, strided", "of squares"]
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("name", [*GOLDENS, "planes of bf16", "planes in float64", "planes, mixed", "of squares"])
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiles_without_spills(name: str, arch: str) -> None:
     taken = nvrtc.resources(nvrtc.compile(default(name).source, arch))
     assert taken.keys() == {"fused_rangesum"} and all(entry.stack == 0 for entry in taken.values()), taken
