@@ -316,7 +316,8 @@ def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
     planes = prod(sizes(r.x, hints)[: r.leading])
     found = cuts(r, planes, CUTS)
     walked = walks(r, planes, WALKS)
-    behind: list[Option] = [{"cut": asdict(cut)} for cut in found]
+    fewer = [cut for cut in (ranges_blocks.of_fewer_threads(r, cut) for cut in found[:1]) if cut is not None]
+    behind: list[Option] = [{"cut": asdict(cut)} for cut in found + fewer]
     before: list[Option] = [{"walk": asdict(walk)} for walk in walked]
     slower = ahead(r, walked[0], found[0], planes) if walked and found else 0.0
     if slower < 1.0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusewright.codegen.cuda.ranges import kernel as one_pass
-from fusewright.codegen.cuda.ranges_blocks import kernel
+from fusewright.codegen.cuda.ranges_blocks import kernel, of_fewer_threads
 from fusewright.ir import ops
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node, make
@@ -191,6 +192,17 @@ def test_an_offset_costs_no_digits() -> None:
     for cut in some_cuts(r):
         got, want = emulate(kernel(r, cut, "fused_test"), x).double(), expected(root.op, x.double())
         assert ((got - want).abs() <= 2.4e-6).all()  # two and a half ulp of the result
+
+
+def test_fewer_threads_where_each_keeps_much() -> None:
+    """Of 512 that keep ten sums of float64 each one block fits a multiprocessor, of 256 three."""
+    r = parsed(CASES["planes, strided"]())
+    cut = cuts(r, 18096, 1)[0]
+    fewer = of_fewer_threads(r, cut)
+    assert fewer == replace(cut, threads=256)
+    assert "THREADS = 256, BLOCKS = 3" in check(CASES["planes, strided"](), fewer).source
+    little = parsed(CASES["planes"]())
+    assert of_fewer_threads(little, cuts(little, 1000, 1)[0]) is None
 
 
 @pytest.mark.parametrize("planes", [1, 5, 6])
@@ -367,6 +379,14 @@ def default(name: str) -> Kernel:
     return kernel(r, cuts(r, 1504, 1)[0], "fused_rangesum")
 
 
+def narrow(name: str) -> Kernel:
+    """The kernel of fewer threads."""
+    r = parsed(CASES[name]())
+    cut = of_fewer_threads(r, cuts(r, 1504, 1)[0])
+    assert cut is not None
+    return kernel(r, cut, "fused_rangesum")
+
+
 @pytest.mark.parametrize("name", GOLDENS)
 def test_reads_as_it_did(name: str) -> None:
     path = GOLDEN / f"{name}.cu"
@@ -379,5 +399,14 @@ COMPILED = [*GOLDENS, "planes of bf16", "planes in float64", "planes, mixed", "p
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiles_without_spills(name: str, arch: str) -> None:
-    taken = nvrtc.resources(nvrtc.compile(default(name).source, arch))
+    compiles(default(name), arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_fewer_threads_compile_without_spills(arch: str) -> None:
+    compiles(narrow("planes, strided"), arch)
+
+
+def compiles(made: Kernel, arch: str) -> None:
+    taken = nvrtc.resources(nvrtc.compile(made.source, arch))
     assert taken.keys() == {"fused_rangesum"} and all(entry.stack == 0 for entry in taken.values()), taken
