@@ -20,7 +20,6 @@ from fusewright.ir import ops
 from fusewright.ir.build import permute, pointwise, reshape
 from fusewright.ir.memory_order import Order, output_orders, rows_of
 from fusewright.ir.node import Graph, Node, make
-from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.group import sizes
 
@@ -74,9 +73,8 @@ def _is_smaller(z: Node, x: Node, cost: CostModel) -> bool:
 
 def _adding(y: Node, z: Node, cost: CostModel) -> float:
     """Seconds that it takes to write z, and to add up what it has of each result."""
-    facts: DeviceFacts = cost.facts
     moved = 2 * prod(sizes(z, cost.hints)) + prod(sizes(y, cost.hints))
-    return 2 * facts.launch + moved * y.dtype.itemsize / facts.memory
+    return 2 * cost.facts.launch + moved * y.dtype.itemsize / cost.facts.memory
 
 
 def _steps(y: Node) -> Iterator[tuple[Node, int]]:
