@@ -1,4 +1,4 @@
-"""Scales, constants and 1x1 convolutions past sums, means, average pools and range sums; sums of average pools.
+"""Scales, constants and 1x1 convolutions past sums, means, average pools and range sums.
 
 Below, sum stands for all of these; x is (N, C, *) or anything, they run over trailing or reduced dimensions.
 """
@@ -6,14 +6,11 @@ Below, sum stands for all of these; x is (N, C, *) or anything, they run over tr
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
-from math import isclose, prod
 
-from fusewright.ir.build import pointwise, range_sum, reshape
+from fusewright.ir.build import pointwise, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Conv, Full, Number, Pointwise, Pool, Reduce, Slot
-from fusewright.ir.slots import Slots
-from fusewright.rules.linear import LINEAR, finish, is_linear, reduced_dims, refuse_linear, slots_along, weighted
+from fusewright.ir.ops import Conv, Full, Number, Pointwise, Reduce
+from fusewright.rules.linear import LINEAR, is_linear, reduced_dims, refuse_linear, slots_along, weighted
 from fusewright.rules.operands import FLOATING, beside, floating, function, is_negated, number, spans, usable, varying
 from fusewright.rules.rule import Match, Rule, op, rule, value
 
@@ -171,62 +168,4 @@ def sum_of_pointwise_conv(m: Match) -> Node:
     return reshape(y, window.shape)
 
 
-def _joined(windows: Slots) -> Slot | None:
-    """What windows of one scale that lie side by side hold; `None` where they overlap or leave gaps."""
-    some = [s for s in windows if s.count]
-    touching = all(a.end == b.start for a, b in pairwise(some))
-    if not some or not touching or len({s.scale for s in windows}) > 1:
-        return None
-    return Slot(some[0].start, some[-1].end, 1, windows[0].scale)
-
-
-def _all_windows(m: Match) -> dict[int, Slot]:
-    """What a sum of pooled values adds up along pooled dimensions, where that is one range."""
-    found = {d: _joined(slots_along(m["pool"], d)) for d in reduced_dims(m["pool"])}
-    return {d: s for d, s in found.items() if s is not None}
-
-
-def _covers(m: Match, slots: dict[int, Slot]) -> bool:
-    """Whether that is all there is."""
-    return all(s.count == m["x"].shape[d] for d, s in slots.items())
-
-
-def _refuse_pool(m: Match) -> str | None:
-    outer, dims = m["sum"], reduced_dims(m["pool"])
-    if not set(dims) <= set(reduced_dims(outer)):
-        return "not all pooled dimensions are summed"
-    reason = refuse_linear(m["pool"], dims) or refuse_linear(outer, dims)
-    if reason is not None:
-        return reason
-    slots = _all_windows(m)
-    if len(slots) < len(dims):
-        return "the windows overlap, leave gaps or are of several scales"
-    # A kernel that computes what is summed pools it on the way; through a convolution the sum itself moves.
-    plain = _covers(m, slots) or isinstance(m["x"].op, Conv)
-    return None if plain else "the windows stop short of the end, and what they hold is no convolution"
-
-
-@rule(
-    "sum_P(avg_pool(x)) = rangesum(x)",
-    pattern=op("sum", Reduce, of=(op("pool", Pool, of=(value("x"),), where=is_linear),), where=is_linear),
-    condition=_refuse_pool,
-    exactness="reassociates",
-)
-def sum_of_pool(m: Match) -> Node:
-    """sum_P(avg_pool_{k,k}(x)) -> sum_P(x) / k, mean_P(avg_pool_{k,k}(x)) -> mean_P(x); where the windows stop short of
-    x's end, the sum of what they hold.
-
-    x (N, C, *), P all pooled dimensions and any others; windows along them touch and have one divisor.  Where they stop
-    short, x is a convolution.  Class reassociates.
-    """
-    outer, x, slots = m["sum"], m["x"], _all_windows(m)
-    scales = {d: s.scale * slots_along(outer, d)[0].scale for d, s in slots.items()}
-    if not _covers(m, slots):
-        table: dict[int, Slots] = {d: (replace(s, scale=scales[d]),) for d, s in slots.items()}
-        return finish(outer, range_sum(x, table, outer.dtype), tuple(slots))
-    whole = make(outer.op, x)
-    factor = prod(scales[d] / slots_along(whole, d)[0].scale for d in slots)
-    return whole if isclose(factor, 1.0) else pointwise("mul", whole, factor)
-
-
-RULES: tuple[Rule, ...] = (sum_of_scale, sum_of_negated, sum_of_constant, sum_of_pointwise_conv, sum_of_pool)
+RULES: tuple[Rule, ...] = (sum_of_scale, sum_of_negated, sum_of_constant, sum_of_pointwise_conv)

@@ -75,27 +75,6 @@ def pointwise_convs(draw: Draw) -> Node:
     return root
 
 
-@st.composite
-def sums_of_pools(draw: Draw) -> Node:
-    """Windows that touch, of anything or of a convolution, padded or not, summed over all their dimensions and more."""
-    x = draw(INPUTS)
-    c, n = x.shape[1], x.ndim - 2
-    assert isinstance(c, int)
-    whole = draw(st.booleans())
-    if not whole:
-        out, taps = draw(st.integers(1, 3)), [draw(st.integers(1, 2)) for _ in range(n)]
-        x = conv(x, inp(out, c, *taps), inp(out))
-    lengths = [d for d in x.shape[2:] if isinstance(d, int)]
-    divisors = [[k for k in range(1, d + 1) if d % k == 0 or not whole] for d in lengths]
-    kernel = tuple(draw(st.sampled_from(ks)) for ks in divisors)
-    options: dict[str, Any] = {"divisor": draw(st.sampled_from([None, 3]))} if n > 1 else {}
-    if not whole:
-        options["padding"] = tuple(draw(st.integers(0, k // 2)) for k in kernel)
-    dims = draw(st.sampled_from([(), (1,), (0, 1) if x.shape[0] != B else (1,)]))
-    kind, keepdim = draw(st.sampled_from(["sum", "mean"])), draw(st.booleans())
-    return reduce(kind, avg_pool(x, *kernel, **options), *dims, *range(2, x.ndim), keepdim=keepdim)
-
-
 def image(*shape: Any, dtype: torch.dtype = torch.float64) -> Node:
     return inp(*(shape or (B, 3, 8, 4)), dtype=dtype)
 
@@ -190,38 +169,5 @@ SPECS = [
             "a reduced dimension is empty": lambda: reduce("sum", one(x=EMPTY), 2),
             "# a max": lambda: reduce("max", one(), 2),
         },
-    ),
-    RuleSpec(
-        rules.sum_of_pool,
-        lambda: reduce("mean", avg_pool(one(2), 3, 2), 2, 3),
-        sums_of_pools(),
-        {
-            "not all pooled dimensions are summed": lambda: reduce("mean", avg_pool(image(), 2, 2), 2),
-            "the windows overlap, leave gaps or are of several scales # overlap": lambda: reduce(
-                "sum", avg_pool(one(), 3, 2, stride=(2, 2)), 2, 3
-            ),
-            "the windows overlap, leave gaps or are of several scales # gaps": lambda: reduce(
-                "sum", avg_pool(one(), 2, 2, stride=(3, 2)), 2, 3
-            ),
-            "the windows overlap, leave gaps or are of several scales # padding is not counted": lambda: reduce(
-                "sum", avg_pool(one(), 2, 2, padding=(1, 1), count_include_pad=False), 2, 3
-            ),
-            "the windows overlap, leave gaps or are of several scales # the last one is cut off": lambda: reduce(
-                "sum", avg_pool(one(), 3, 2, ceil_mode=True), 2, 3
-            ),
-            "the windows stop short of the end, and what they hold is no convolution": lambda: reduce(
-                "mean", avg_pool(image(), 3, 2), 2, 3
-            ),
-            "sums in another dtype": lambda: reduce(
-                "sum", avg_pool(image(dtype=torch.float32), 2, 2), 2, 3, dtype=torch.float64
-            ),
-            "the length of a reduced dimension is not known": lambda: reduce(
-                "sum", avg_pool(image(2, 3, B, 4), 1, 2), 2, 3
-            ),
-            "# a max": lambda: reduce("max", avg_pool(image(), 2, 2), 2, 3),
-            "a reduced dimension is empty": lambda: reduce("sum", avg_pool(EMPTY, 2, 2, padding=(1, 0)), 2, 3),
-            "# of a max": lambda: reduce("sum", make(ops.Pool("max", (2, 2), (2, 2), (0, 0), (1, 1)), image()), 2, 3),
-        },
-        exact_example=lambda: reduce("sum", avg_pool(image(), 2, 2), 1, 2, 3),
     ),
 ]
