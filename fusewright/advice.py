@@ -27,7 +27,10 @@ def precision_notes(built: Built) -> tuple[str, ...]:
     if built.windows:
         times = f"{built.windows} convolutions are products" if built.windows > 1 else "a convolution is a product"
         notes.append(f"{times} of all windows by the weight: sums in another order; an Inf may surface as NaN")
-    others = built.masks or built.turned or built.batches or built.windows
+    if built.features:
+        times = f"{built.features} convolutions" if built.features > 1 else "a convolution"
+        notes.append(f"taps along a dimension are features, added up behind it: {times}; sums in another order")
+    others = built.masks or built.turned or built.batches or built.windows or built.features
     if classes == {"exact"} and not (kernels or others):
         notes.append("exact: the same bits as the original, non-finite values included")
     if "reassociates" in classes:

@@ -40,9 +40,11 @@ from fusewright.schedule.channels_last import channels_last
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.few_elements import of_few
 from fusewright.schedule.groups import cut, with_statistics
+from fusewright.schedule.kernel_cost import by_kernels
 from fusewright.schedule.losses import of_logits
 from fusewright.schedule.moves_first import moves_first
 from fusewright.schedule.reduced_shares import of_kept_rows
+from fusewright.schedule.taps_as_features import with_taps_as_features
 from fusewright.schedule.turned_products import as_they_lie
 from fusewright.schedule.window_products import as_products
 from fusewright.schedule.window_sums import as_pools
@@ -66,6 +68,7 @@ class Built:
     turned          how many convolutions have images whose channels lie last in memory
     batches         how many products read as it lies what the model turns for them
     windows         how many convolutions of few windows are products of these
+    features        how many convolutions of few features have taps as features
     """
 
     captured: Captured
@@ -82,6 +85,7 @@ class Built:
     turned: int = 0
     batches: int = 0
     windows: int = 0
+    features: int = 0
 
 
 def build(
@@ -141,14 +145,15 @@ def build(
     cost = CostModel(facts, hints, derived_ahead=not model.training, fusing=sliding)
     rules = [rule for rule in RULES if rule.name not in without and (only is None or rule.name in only)]
     alone = wishes.left_alone(graph)
-    rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing, alone=alone)
+    whole = by_kernels(cost) if sliding else cost
+    rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing, alone=alone, whole=whole)
     check(rewritten.graph)
     layouts = {node: layout_of(tensor) for node, tensor in zip(rewritten.graph.inputs, tensors, strict=True)}
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
     how: dict[str, Any] = {"progress": progress, "wishes": wishes, "ways": {} if ways is None else ways}
     how |= {"layouts": layouts, "orders": orders, "remembered": decisions or {}}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, **how)
-    final, turned, batches, multiplied = rewritten.graph, 0, 0, 0
+    final, turned, batches, multiplied, spread = rewritten.graph, 0, 0, 0, 0
     if last:
         final, turned = channels_last(final, orders)
         check(final)
@@ -157,6 +162,7 @@ def build(
         try:
             if windows != "never" and mode != "never":
                 final, multiplied = passes.products(final, always=mode == "always", measured=windows == "measured")
+                final, spread = passes.features(final)
             final, batches = passes.shapes(final)
             final = passes.groups(final)
         finally:
@@ -165,7 +171,8 @@ def build(
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)
     tuned = tuple(tuner.choices), tuner.decisions
-    return Built(captured, rewritten, program, *work, device, without, *tuned, masks, turned, batches, multiplied)
+    counts = masks, turned, batches, multiplied, spread
+    return Built(captured, rewritten, program, *work, device, without, *tuned, *counts)
 
 
 def _traced(
@@ -216,6 +223,14 @@ class _Passes:
         # What was behind the convolutions goes past the views of their products.
         outwards = [rule for rule in views.RULES if rule.name not in self.without]
         return check(rewrite(found, outwards, self.cost, fusing=True, alone=self.alone).graph), number
+
+    def features(self, graph: Graph) -> tuple[Graph, int]:
+        """Convolutions of few features in two steps, and how many: of float32 that may be rounded, since half
+        precisions would be rounded in between."""
+        if not self.tuner.moves or not self.tuner.tf32[0] or self.training:
+            return graph, 0
+        found, number = with_taps_as_features(graph, self.cost, self.orders, self.tuner.seconds, alone=self.alone)
+        return check(found), number
 
     def shapes(self, graph: Graph) -> tuple[Graph, int]:
         """In the forms that families know, and how many products read what is turned as it lies."""

@@ -49,11 +49,11 @@ def reduced(
     return None
 
 
-def shape(built: Built) -> tuple[list[str], list[str], tuple[int, int]]:
-    """What must be the same for one program to stand for another: its rules, its kernels, and its products of what is
-    turned and of windows."""
+def shape(built: Built) -> tuple[list[str], list[str], tuple[int, int, int]]:
+    """What must be the same for one program to stand for another: its rules, its kernels, its products of what is
+    turned and of windows, and its taps that are features."""
     rules, kernels = [fired.rule for fired in built.rewritten.fired], [k.name for k in built.program.kernels]
-    return rules, kernels, (built.batches, built.windows)
+    return rules, kernels, (built.batches, built.windows, built.features)
 
 
 def _cuts(args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:

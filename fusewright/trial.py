@@ -140,7 +140,7 @@ def _is_rewritten(built: Built) -> bool:
 
 def _is_turned(built: Built) -> bool:
     """Whether values are read or written in other orders than the model's, though no rule says so."""
-    return bool(built.turned or built.batches or built.windows)
+    return bool(built.turned or built.batches or built.windows or built.features)
 
 
 def _sides(trial: Trial, built: Built) -> Sides:
@@ -459,13 +459,14 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
     if like is not None:
         kernels = options.kernels if like.program.kernels else "never"
         wanted |= {"without": like.without, "decisions": like.decisions, "kernels": kernels}
-        wanted |= {"last": bool(like.turned)} | ({} if like.windows else {"windows": "never"})
+        wanted |= {"last": bool(like.turned)} | ({} if like.windows or like.features else {"windows": "never"})
     return build(trial.model, trial.args, trial.kwargs, **wanted | changes)
 
 
 def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
     """`built`, and what becomes of it without rules that had rivals, `most` of them, with convolutions for products of
-    windows, without kernels, or with channels last; the fastest first where that may be measured."""
+    windows and for taps as features, without kernels, or with channels last; the fastest first where that may be
+    measured."""
     variants, options = [built], trial.options
     while len(variants) <= most:
         contested = next((fired.rule for fired in variants[-1].rewritten.fired if fired.rivals), None)
@@ -473,7 +474,7 @@ def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
         if other is None or not other.rewritten.fired:
             break
         variants.append(other)
-    if built.windows and "always" not in (options.rewrite, options.kernels):
+    if (built.windows or built.features) and "always" not in (options.rewrite, options.kernels):
         convolved = _built(trial, windows="never")
         variants += [convolved] if _is_rewritten(convolved) else []
     if built.program.kernels and options.kernels == "auto":

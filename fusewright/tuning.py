@@ -300,6 +300,12 @@ class Tuner:
         convolves = any(isinstance(n.op, ops.Matmul) and n.op.convolves for n in group.inner)
         return convolutions if convolves or group.family == "contraction" else matmuls
 
+    def seconds(self, conv: Node) -> float:
+        """About how many seconds the best kernel of a convolution alone takes."""
+        machine = capability_of(self.device)
+        found: float = TARGETS[self.device.type].seconds_alone(conv, self.hints, tf32=self.tf32[0], capability=machine)
+        return found
+
     def _kernel(self, group: Group, name: str, option: Option) -> Kernel:
         kernel: Kernel = TARGETS[self.device.type].generate(group, name, option, tf32=self._rounds(group))
         return replace(kernel, fixed=fixed(group))

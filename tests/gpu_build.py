@@ -46,12 +46,15 @@ def built_for_a_gpu(
     return pipeline.build(model.eval(), (x,), {}, kernels=kernels, measure=False, target=target, **options)
 
 
-def as_on_a_gpu(model: nn.Module, *args: Tensor, **options: Any) -> pipeline.Built:
-    """With CUDA kernels for tensors of a CPU, whose operators run their references there."""
+def as_on_a_gpu(
+    model: nn.Module, *args: Tensor, tf32: tuple[bool, bool] = (False, False), **options: Any
+) -> pipeline.Built:
+    """With CUDA kernels for tensors of a CPU, whose operators run their references there; `tf32` says whether
+    convolutions, and matmuls, may be rounded."""
     with (
         patch.dict(tuning.TARGETS, cpu=cuda),
         patch.object(pipeline, "kernel_target", lambda device: None),
-        patch.object(pipeline, "tf32_allowed", lambda precision: (False, False)),
+        patch.object(pipeline, "tf32_allowed", lambda precision: tf32),
     ):
         return pipeline.build(model, args, {}, kernels="always", measure=False, **options)
 

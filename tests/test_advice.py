@@ -55,6 +55,11 @@ def test_products_of_windows_do_not(rewritten: Built) -> None:
     assert note.startswith("a convolution is a product of all windows by the weight")
 
 
+def test_taps_as_features_do_not(rewritten: Built) -> None:
+    (note,) = precision_notes(replace(rewritten, features=2))
+    assert note == "taps along a dimension are features, added up behind it: 2 convolutions; sums in another order"
+
+
 def test_kernels_do_not(with_kernels: Built) -> None:
     (note,) = precision_notes(with_kernels)
     assert note.startswith("generated kernels: sums in another order")

@@ -21,6 +21,7 @@ def built(*rules: str, kernels: tuple[str, ...] = (), batches: int = 0) -> Any:
         program=SimpleNamespace(kernels=[SimpleNamespace(name=name) for name in kernels]),
         batches=batches,
         windows=0,
+        features=0,
     )
 
 

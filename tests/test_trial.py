@@ -86,6 +86,21 @@ def test_a_convolution_that_became_a_product_is_tried_as_one(monkeypatch: pytest
     assert trial._built(of, built).windows == 1 and trial._built(of, variants[1]).windows == 0
 
 
+def test_a_convolution_in_two_steps_is_tried_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setattr(pipeline, "device_facts", lambda device: LARGE_GPU)
+    monkeypatch.setattr(pipeline, "tf32_allowed", lambda precision: (True, False))
+    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
+    model = nn.Sequential(nn.Conv3d(77, 1, 6), nn.GELU(), nn.Softplus()).eval().requires_grad_(False)
+    of = Trial(model, (torch.empty(32, 77, 33, 36, 32),), {}, Options(verify=False, measure=False), print)
+    built = trial._built(of)
+    assert built.features == 1 and trial._is_rewritten(built)
+    variants = trial._variants(of, built, 0)
+    assert [v.features for v in variants[:2]] == [1, 0]
+    assert trial._built(of, built).features == 1 and trial._built(of, variants[1]).features == 0
+
+
 @pytest.mark.parametrize("values", [True, False])
 def test_wrong_gradients_leave_calls_without_them(values: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are verified by themselves, once more; where those are refused as well, the plan tells of both."""

@@ -72,12 +72,14 @@ def rewrite(
     finite: bool = False,
     fusing: bool = False,
     alone: Callable[[Node], bool] = lambda _: False,
+    whole: NodeCost | None = None,
 ) -> Rewritten:
     """Apply `rules` to `graph` until none is left that is valid (and, under ``cost``, pays).
 
     `cost` gives the work of one node.  ``finite`` rules are only taken when `finite` is set.  Valid in, valid out.
     Where no application saved anything under ``cost``, those that only enable are taken back, unless kernels that may
-    use them follow (`fusing`).  Operations for which `alone` holds stay as they are.
+    use them follow (`fusing`).  Operations for which `alone` holds stay as they are.  The two orders are compared by
+    `whole`, the work of a node that knows more of the target than single steps are judged by; by `cost` without it.
     """
     if mode == "never":
         return Rewritten(graph, (), ())
@@ -87,7 +89,8 @@ def rewrite(
     if mode == "always" or hiding.isdisjoint(f.rule for f in found.fired):
         return found
     other = search.fixpoint(graph, backwards=True)
-    much_less = total(other.graph, cost).seconds < MUCH_LESS * total(found.graph, cost).seconds
+    whole = whole or cost
+    much_less = total(other.graph, whole).seconds < MUCH_LESS * total(found.graph, whole).seconds
     return other if much_less else found
 
 

@@ -29,12 +29,14 @@ MOST_SHARED, PER_MULTIPROCESSOR = 162 * 1024, 228 * 1024  # bytes: of a block, w
 class Cut:
     """How the slots are dealt to blocks.
 
-    planes  that one block takes: more than one only where it takes all of their slots
-    parts   of the slots along every axis, outermost first
+    planes   that one block takes: more than one only where it takes all of their slots
+    parts    of the slots along every axis, outermost first
+    threads  of a block
     """
 
     planes: int
     parts: tuple[int, ...]
+    threads: int = THREADS
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,16 @@ def parts_of(r: RangeReduction, cut: Cut) -> tuple[Part, ...]:
             continue
         grouped = divided(axis, sizes[i], parts, few_at_a_time(axis, sizes[i]))
         rows = cut.planes * prod(p.slots for p in found)
-        suits = _busy(grouped, rows * prod(sizes[i + 1 :])) and (i + 1 < len(sizes) or _apart(grouped, rows))
+        suits = _busy(grouped, rows * prod(sizes[i + 1 :]), cut.threads) and (
+            i + 1 < len(sizes) or _apart(grouped, rows)
+        )
         found.append(grouped if suits else divided(axis, sizes[i], parts))
     return tuple(found)
 
 
-def _busy(part: Part, lines: int) -> bool:
+def _busy(part: Part, lines: int, threads: int) -> bool:
     """Whether the groups of so many lines keep a block's threads busy."""
-    return part.family is not None and part.groups * lines >= THREADS
+    return part.family is not None and part.groups * lines >= threads
 
 
 def _apart(part: Part, rows: int) -> bool:
@@ -217,7 +221,7 @@ def _score(r: RangeReduction, cut: Cut, some_planes: int) -> float | None:
         again = outer.added if family is None else max(0, family.groups - 1) * family.read
         reread *= 1 + 0.1 * again / (outer.parts * outer.read)
     items = cut.planes * (parts[0].read if len(parts) == 1 else prod(p.read for p in parts[1:]))
-    idle = ceil(items / THREADS) * THREADS / items
+    idle = ceil(items / cut.threads) * cut.threads / items
     if r.stored is not None and prod(p.parts for p in parts) > 1:
         reread *= 1.15  # results are written here and there
     waves = blocks / (resident * MULTIPROCESSORS)

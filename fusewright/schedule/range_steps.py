@@ -2,7 +2,7 @@
 
 A few sums over nearly all of each dimension have too many different parts for one pass, and a plane too large for one
 block; the blocks that share one would read most of it each.  Summed over the inner dimensions alone it is read once, in
-one pass, and what is left is small.
+one pass or by blocks that have whole planes of these, and what is left is small.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, make
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split
+from fusewright.schedule.range_blocks import MOST_SHARED, Cut, shared_bytes
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass, known
 
 # How much smaller the first step's result must be at least, and how often the outermost axis would be read.
@@ -44,7 +45,18 @@ def in_steps(r: RangeReduction) -> bool:
     length, plane = (prod(known(r.x.shape[d]) for axis in axes for d in axis.dims) for axes in ((outer,), inner))
     left = prod(len(axis.slots or ()) for axis in inner)
     often = sum(s.count for s in outer.slots or ()) >= OFTEN * length
-    return often and SMALLER * left <= plane and in_one_pass(replace(r, axes=inner)) is None
+    return often and SMALLER * left <= plane and _reads_once(replace(r, axes=inner), r)
+
+
+def _reads_once(part: RangeReduction, whole: RangeReduction) -> bool:
+    """Whether kernels of `part` read it once: in one pass, or where a block has room for its sums, and not for those of
+    the `whole`."""
+    return in_one_pass(part) is None or (_in_one_block(part) and not _in_one_block(whole))
+
+
+def _in_one_block(r: RangeReduction) -> bool:
+    """Whether a block has room for what is left of a plane, one axis after the other."""
+    return shared_bytes(r, Cut(1, (1,) * len(r.axes))) <= MOST_SHARED
 
 
 def split(root: Node, r: RangeReduction) -> Split:

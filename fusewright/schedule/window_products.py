@@ -197,12 +197,25 @@ def _pays(c: _Convolution, cost: CostModel, *, measured: bool) -> bool:
     """Whether a product takes much less than the convolution: than a library's, or where nothing is `measured` than one
     of our kernels', which read pictures as fast as others.  Either takes longer where it has few blocks.
     """
-    work, (_, rows) = cost(c.y), _numbers(c, cost)
-    blocks = ceil(rows / TILE) * ceil(int(c.y.shape[1]) / TILE)
-    slower = max(1.0, MULTIPROCESSORS / blocks)
+    work, slower = cost(c.y), _slower(c.y, cost)
     if measured and int(c.y.arg(0).shape[1]) * c.y.dtype.itemsize < VECTOR:
         slower *= OF_FEW_CHANNELS
     return _seconds(c, cost) < CLEARLY * max(work.seconds, slower * work.flops / cost.facts.conv)
+
+
+def _slower(y: Node, cost: CostModel) -> float:
+    """How many times as long a convolution takes for having fewer tiles than a device has multiprocessors."""
+    batch, features, *positions = sizes(y, cost.hints)
+    return max(1.0, MULTIPROCESSORS / (ceil(batch * prod(positions) / TILE) * ceil(features / TILE)))
+
+
+def seconds_of_few(y: Node, cost: CostModel) -> float:
+    """Seconds of a convolution that is not transposed, of as many groups as one, where few tiles leave most of a device
+    idle: in tiles all the same, or as a product where it may be one.
+    """
+    in_tiles = _slower(y, cost) * cost(y).flops / cost.facts.conv
+    found = _found(y, cost)
+    return in_tiles if found is None else min(in_tiles, _seconds(found, cost))
 
 
 def _seconds(c: _Convolution, cost: CostModel) -> float:

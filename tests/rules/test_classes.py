@@ -12,7 +12,7 @@ from spec_pooling import of, pool
 from spec_views import normed
 
 from fusewright.ir.build import pointwise as pw
-from fusewright.rules import padding, pointwise, pooling, sizes, views
+from fusewright.rules import padding, pointwise, pooled_sums, pooling, sizes, views
 
 
 def x():
@@ -30,6 +30,7 @@ def x():
         (pooling.extreme_of_shift, lambda: pool(pw("add", x(), inp(3, 1, 1)), "max", 2, 2), "reassociates"),
         (pooling.max_pool_of_max_pool, lambda: pool(pool(x(), "max", 2, 2), "max", 2, 2), "exact"),
         (pooling.avg_pool_of_avg_pool, lambda: pool(pool(x(), "avg", 2, 2), "avg", 2, 2), "reassociates"),
+        (pooled_sums.sum_of_pool, lambda: reduce("mean", pool(x(), "avg", 2, 2), 2, 3), "reassociates"),
         (pooling.reduction_of_reduction, lambda: reduce("max", reduce("max", x(), 2), 1), "exact"),
         (pooling.reduction_of_reduction, lambda: reduce("sum", reduce("sum", x(), 2), 1), "reassociates"),
         (padding.padding_of_conv, lambda: conv(padded(x(), d2=(1, 1)), inp(2, 3, 2, 2)), "finite"),

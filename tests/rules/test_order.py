@@ -12,9 +12,11 @@ from fusewright.rules import RULES
 from fusewright.rules.engine import rewrite
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import CostModel
+from fusewright.schedule.kernel_cost import by_kernels
 
 POOLED = "sum_o(avg_pool(conv(x, w))[o]) = avg_pool(sum_o(conv(x, w)[o]))"
 SLID = "avg_pool(conv(x, w)) = conv_strided(box(x), w)"
+THROUGH = "sum_P(avg_pool(conv(x, w))) = conv(rangesum_taps(x), w)"
 
 
 class Summed(nn.Module):
@@ -31,8 +33,8 @@ class Summed(nn.Module):
 
 def fired(model: nn.Module, *shape: int) -> list[str]:
     graph = placed(capture(model.eval().requires_grad_(False), (torch.empty(shape),), {}).graph, torch.device("cuda"))
-    hints = dict.fromkeys(graph.symbols, shape[0])
-    found = rewrite(graph, RULES, CostModel(LARGE_GPU, hints, derived_ahead=True, fusing=True), fusing=True)
+    cost = CostModel(LARGE_GPU, dict.fromkeys(graph.symbols, shape[0]), derived_ahead=True, fusing=True)
+    found = rewrite(graph, RULES, cost, fusing=True, whole=by_kernels(cost))
     return [f.rule for f in found.fired]
 
 
@@ -55,3 +57,18 @@ def test_pools_that_do_not_slide(dims: tuple[int, ...]) -> None:
     conv = nn.ConvTranspose3d(30, 82, (6, 1, 7), (1, 2, 3), (2, 0, 1))
     model = Summed(conv, nn.AvgPool3d((2, 8, 8), (1, 4, 4)), dims)
     assert fired(model, 32, 30, 37, 43, 36)[:2] == [POOLED, "sum_o(conv(x, w)[o]) = conv(x, sum_o(w[o]))"]
+
+
+@pytest.mark.parametrize("between", [nn.Identity(), nn.Hardtanh()])
+def test_a_mean_of_pooled_positions_is_one_of_what_they_hold(between: nn.Module) -> None:
+    """In a kernel of 19 x 19 x 11 taps the pool would leave nine tiles for a whole device, and a mean behind them."""
+    conv = nn.Conv3d(39, 51, 7, 3, (6, 2, 2), (2, 1, 3))
+    model = Summed(conv, nn.Sequential(between, nn.AvgPool3d((3, 5, 5))), (2, 3, 4))
+    found = fired(model, 8, 39, 58, 65, 71)
+    assert (THROUGH in found) == isinstance(between, nn.Identity)
+
+
+def test_a_pool_that_no_sum_moves_through_stays_in_its_kernel() -> None:
+    """Of 3 channels range sums would take longer; of the convolution's values they would be a second kernel."""
+    model = Summed(nn.Conv3d(3, 5, 7, 3, (6, 2, 2), (2, 1, 3)), nn.AvgPool3d((3, 5, 5)), (2, 3, 4))
+    assert fired(model, 2, 3, 58, 65, 71) == ["avg_pool(conv(x, w)) = conv_strided(x, box * w)"]

@@ -26,6 +26,11 @@ def nearly_all(n: int, taps: int = 7) -> Slots:
     return tuple(Slot(max(0, t - 2), min(n, n - 5 + t), 1, 1.0) for t in range(taps))
 
 
+def strided(n: int, step: int = 3) -> Slots:
+    """The same of every third position: tap by tap other residues, or one for all taps of a dilation of three."""
+    return tuple(Slot(t, n - 8 + t, step, 1.0) for t in range(7))
+
+
 def inp(*shape: int, dtype: torch.dtype = torch.float32) -> Node:
     return make(ops.Input(shape, dtype, torch.device("cpu"), name="x", index=0))
 
@@ -44,9 +49,14 @@ def windows(n: int) -> Slots:
     return tuple(Slot(i, i + 4, 1, 0.25) for i in range(0, n - 4, 4))
 
 
-LARGE = (2, 3, 40, 50, 60)
+LARGE, LARGER = (2, 3, 40, 50, 60), (2, 1, 60, 64, 68)
 CASES = {
     "volumes": (lambda: summed(inp(*LARGE), {d: nearly_all(LARGE[d]) for d in (2, 3, 4)}), True),
+    "strided, for which a block has no room": (
+        lambda: summed(inp(*LARGER), {d: strided(LARGER[d]) for d in (2, 3, 4)}),
+        True,
+    ),
+    "strided, for which it has": (lambda: summed(inp(*LARGE), {d: strided(LARGE[d]) for d in (2, 3, 4)}), False),
     "half precisions": (
         lambda: summed(inp(*LARGE, dtype=torch.bfloat16), {d: nearly_all(LARGE[d]) for d in (2, 3, 4)}, torch.bfloat16),
         False,
@@ -77,30 +87,40 @@ def groups_of(root: Node, taken: bool) -> list[Group]:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_inner_dimensions_come_first(taken: bool) -> None:
+@pytest.mark.parametrize("name", [name for name, (_, wanted) in CASES.items() if wanted])
+def test_inner_dimensions_come_first(name: str, taken: bool) -> None:
     """If nobody wants the first step, the sum stays as it is."""
-    found = groups_of(CASES["volumes"][0](), taken)
-    assert [g.record.root.shape for g in found] == [(2, 3, 40, 7, 7), (2, 3, 7, 7, 7)][: 1 + taken]
+    root = CASES[name][0]()
+    *kept, length = root.arg(0).shape[:3]
+    found = groups_of(root, taken)
+    assert [g.record.root.shape for g in found] == [(*kept, length, 7, 7), (*kept, 7, 7, 7)][: 1 + taken]
 
 
 class Mean(nn.Module):
     """The mean of a convolution: its ranges are nearly whole planes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: Any) -> None:
         super().__init__()
-        self.conv = nn.Conv3d(2, 5, 7, padding=(2, 1, 3), dilation=2)
+        self.conv = nn.Conv3d(2, 5, 7, *options)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x).mean((1, 2, 3, 4), keepdim=True)
 
 
-def test_a_model_reads_its_input_once() -> None:
+MODELS = {
+    "dilated": (lambda: Mean(1, (2, 1, 3), 2), (2, 2, 24, 33, 36)),
+    "strided, of many different sums": (lambda: Mean(3, (6, 2, 2), (2, 1, 3)), (1, 2, 58, 65, 71)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_reads_its_input_once(name: str) -> None:
     torch.manual_seed(0)
-    model, x = Mean().eval().requires_grad_(False), torch.randn(2, 2, 24, 33, 36)
+    model, x = MODELS[name][0]().eval().requires_grad_(False), torch.randn(MODELS[name][1])
     built = build(model, (x,), {}, mode="always", kernels="always", measure=False, target=torch.device("cuda"))
     first, second = (k for k in built.program.kernels if "rangesum" in k.name)
     left = emulate(first, x)
-    assert left.shape == (2, 2, 24, 7, 7) and left.dtype == torch.float64
+    assert left.shape == (*x.shape[:3], 7, 7) and left.dtype == torch.float64
     namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
     for kernel, operand in ((first, x), (second, left)):
         exec(kernel.reference, namespace)

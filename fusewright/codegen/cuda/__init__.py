@@ -39,7 +39,7 @@ from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule import residues
 from fusewright.schedule.chain import Shares
 from fusewright.schedule.changed import changed
-from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
+from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction, match
 from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
@@ -247,12 +247,22 @@ def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: boo
     """About how many seconds the best way to cut a group with a product takes; infinite where there is none."""
     c = at_ends(contraction_of(group.record))
     c = replace(c, channels_last=_channels_last(c, layouts))
+    return _seconds_of(c, isinstance(group.record, Product), hints, tf32, capability)
+
+
+def _seconds_of(c: Contraction, product: bool, hints: Mapping[Any, int], tf32: bool, capability: int | None) -> float:
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return inf
     lengths, samples = _cells(c, hints), sizes(c.x, hints)[0]
     values = samples * prod(lengths) * c.features * c.op.groups
-    cycles = _of_contraction(c, lengths, samples, isinstance(group.record, Product), tf32, capability).cycles
+    cycles = _of_contraction(c, lengths, samples, product, tf32, capability).cycles
     return cycles * values / (MULTIPROCESSORS * CLOCK)
+
+
+def seconds_alone(conv: Node, hints: Mapping[Any, int], *, tf32: bool, capability: int | None) -> float:
+    """About how many seconds the best kernel of a convolution alone takes, of rows; infinite where there is none."""
+    found = match(conv, Graph((), (conv,)).users())
+    return inf if isinstance(found, str) else _seconds_of(found, False, hints, tf32, capability)
 
 
 def _extent(group: Linear, hints: Mapping[Any, int]) -> Extent:
@@ -317,7 +327,8 @@ def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
     planes = prod(sizes(r.x, hints)[: r.leading])
     found = cuts(r, planes, CUTS)
     walked = walks(r, planes, WALKS)
-    behind: list[Option] = [{"cut": asdict(cut)} for cut in found]
+    fewer = [cut for cut in (ranges_blocks.of_fewer_threads(r, cut) for cut in found[:1]) if cut is not None]
+    behind: list[Option] = [{"cut": asdict(cut)} for cut in found + fewer]
     before: list[Option] = [{"walk": asdict(walk)} for walk in walked]
     slower = ahead(r, walked[0], found[0], planes) if walked and found else 0.0
     if slower < 1.0:

@@ -32,6 +32,13 @@ def kernel(r: RangeReduction, cut: Cut, name: str, reference: str = "") -> Kerne
     return _Writer(r, name, cut).kernel(reference)
 
 
+def of_fewer_threads(r: RangeReduction, cut: Cut) -> Cut | None:
+    """The cut with half the threads, where what each keeps in registers lets more of them share a multiprocessor so."""
+    half = replace(cut, threads=cut.threads // 2)
+    before, after = (w.threads * w.resident for w in (_Writer(r, "", cut), _Writer(r, "", half)))
+    return half if after > before else None
+
+
 class _Writer(Stages):
     """Writes the kernel."""
 

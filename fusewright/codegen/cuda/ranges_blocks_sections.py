@@ -15,7 +15,6 @@ from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.range_blocks import (
     ENOUGH_ALIKE,
     PER_MULTIPROCESSOR,
-    THREADS,
     Cut,
     Part,
     buffers,
@@ -68,7 +67,7 @@ class BlockSections(CudaRangeSections):
     @property
     def threads(self) -> int:
         """Of a block."""
-        return THREADS
+        return self.cut.threads
 
     @property
     def letters(self) -> str:
@@ -153,7 +152,7 @@ class BlockSections(CudaRangeSections):
         upper = [(a.upper(), p) for a, p in self.named]
         plane = " * ".join(a for a, _ in upper)
         lines = [
-            f"constexpr int THREADS = {THREADS}, BLOCKS = {self._resident()};  // of a block; per multiprocessor",
+            f"constexpr int THREADS = {self.threads}, BLOCKS = {self.resident};  // of a block; per multiprocessor",
             f"constexpr int PLANES = {self.cut.planes};  // of a block",
             f"constexpr int {', '.join(f'{a} = {p.length}' for a, p in upper)}, PLANE = {plane};  // in memory",
             f"constexpr int {', '.join(f'SLOTS_{a} = {len(p.all_slots)}' for a, p in upper)};",
@@ -189,12 +188,13 @@ class BlockSections(CudaRangeSections):
             f"constexpr int EVEN = {buffers(self.r, self.cut)[0]};  // sums in the first half of shared memory",
         ]
 
-    def _resident(self) -> int:
+    @property
+    def resident(self) -> int:
         """Blocks of a multiprocessor, by shared memory, threads and registers."""
         kept = max((len(k.runs) for k in self.kept), default=0)
         registers = 48 + kept * sum_type(self.r).itemsize // 4
         by_memory = PER_MULTIPROCESSOR // (shared_bytes(self.r, self.cut) + 1024)
-        return max(1, min(6, by_memory, 65536 // (THREADS * registers)))
+        return max(1, min(6, by_memory, 65536 // (self.threads * registers)))
 
     def table_of(self, declaration: str, entries: list[str], constant: str | None = None) -> Lines:
         """A table, on several lines where it is long."""

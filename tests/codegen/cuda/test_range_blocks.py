@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusewright.codegen.cuda.ranges import kernel as one_pass
-from fusewright.codegen.cuda.ranges_blocks import kernel
+from fusewright.codegen.cuda.ranges_blocks import kernel, of_fewer_threads
 from fusewright.ir import ops
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node, make
@@ -54,6 +55,16 @@ def pooled(n: int, size: int, stride: int, taps: int = 1, spread: int = 1, pad: 
         for u in range(taps):
             start, stop = max(0, begin + u * spread), min(n, begin + u * spread + size)
             found.append(Slot(start, stop, 1, 1 / size) if start < stop else Slot(0, 0, 1, 1 / size))
+    return tuple(found)
+
+
+def strided(n: int, dilation: int) -> Slots:
+    """What a sum over the positions of a convolution with seven taps, strides of three and a padding of two takes."""
+    count = (n + 4 - 6 * dilation - 1) // 3 + 1
+    found = []
+    for first in (dilation * u - 2 for u in range(7)):
+        kept = [i for i in range(first, first + 3 * count, 3) if 0 <= i < n]
+        found.append(Slot(kept[0], kept[-1] + 1, 3, 1.0))
     return tuple(found)
 
 
@@ -92,6 +103,7 @@ CASES = {
     "planes, long rows": lambda: sums(inp(*P, 9, 300), {2: pooled(9, 3, 1), 3: pooled(300, 40, 20)}, F32),
     "planes, mixed": lambda: sums(inp(*P, 25, 33), {2: mixed(25), 3: mixed(33)}, F32),
     "planes, borders and windows": lambda: sums(inp(*P, 40, 30), {2: borders(40, 3), 3: pooled(30, 4, 4, 3)}, F32),
+    "planes, strided": lambda: sums(inp(*P, 65, 71), {2: strided(65, 1), 3: strided(71, 3)}),
     "rows, columns kept": lambda: sums(inp(*P, 29, 23), {2: pooled(29, 7, 7, 3)}, F32),
     "one sum of rows": lambda: sums(inp(*P, 90, 23), {2: whole(90)}, F32),
     "depth and width": lambda: sums(inp(*P, 9, 10, 11), {2: pooled(9, 3, 3), 4: pooled(11, 3, 2)}, F32),
@@ -180,6 +192,17 @@ def test_an_offset_costs_no_digits() -> None:
     for cut in some_cuts(r):
         got, want = emulate(kernel(r, cut, "fused_test"), x).double(), expected(root.op, x.double())
         assert ((got - want).abs() <= 2.4e-6).all()  # two and a half ulp of the result
+
+
+def test_fewer_threads_where_each_keeps_much() -> None:
+    """Of 512 that keep ten sums of float64 each one block fits a multiprocessor, of 256 three."""
+    r = parsed(CASES["planes, strided"]())
+    cut = cuts(r, 18096, 1)[0]
+    fewer = of_fewer_threads(r, cut)
+    assert fewer == replace(cut, threads=256)
+    assert "THREADS = 256, BLOCKS = 3" in check(CASES["planes, strided"](), fewer).source
+    little = parsed(CASES["planes"]())
+    assert of_fewer_threads(little, cuts(little, 1000, 1)[0]) is None
 
 
 @pytest.mark.parametrize("planes", [1, 5, 6])
@@ -356,14 +379,34 @@ def default(name: str) -> Kernel:
     return kernel(r, cuts(r, 1504, 1)[0], "fused_rangesum")
 
 
+def narrow(name: str) -> Kernel:
+    """The kernel of fewer threads."""
+    r = parsed(CASES[name]())
+    cut = of_fewer_threads(r, cuts(r, 1504, 1)[0])
+    assert cut is not None
+    return kernel(r, cut, "fused_rangesum")
+
+
 @pytest.mark.parametrize("name", GOLDENS)
 def test_reads_as_it_did(name: str) -> None:
     path = GOLDEN / f"{name}.cu"
     assert default(name).source == path.read_text(), f"write the text to {path} if it is meant to change"
 
 
+COMPILED = [*GOLDENS, "planes of bf16", "planes in float64", "planes, mixed", "planes, strided", "of squares"]
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("name", [*GOLDENS, "planes of bf16", "planes in float64", "planes, mixed", "of squares"])
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiles_without_spills(name: str, arch: str) -> None:
-    taken = nvrtc.resources(nvrtc.compile(default(name).source, arch))
+    compiles(default(name), arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_fewer_threads_compile_without_spills(arch: str) -> None:
+    compiles(narrow("planes, strided"), arch)
+
+
+def compiles(made: Kernel, arch: str) -> None:
+    taken = nvrtc.resources(nvrtc.compile(made.source, arch))
     assert taken.keys() == {"fused_rangesum"} and all(entry.stack == 0 for entry in taken.values()), taken
