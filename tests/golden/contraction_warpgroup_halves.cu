@@ -95,12 +95,6 @@ __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.s
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-// Until all products are done but those that were committed last, so many times.
-template <int PENDING>
-__device__ __forceinline__ void warpgroup_wait_but() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
 // Barriers for `threads` of a block's, whole warps: some wait, and some only say that they have come so far.
 __device__ __forceinline__ void barrier_wait(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -138,12 +132,6 @@ __device__ __forceinline__ void copy_bulk(void* to_shared, const void* from_glob
                  ::"r"(to), "l"(from_global), "r"(bytes), "r"(at) : "memory");
 }
 
-// The warps of a warpgroup have as many registers from here on: what some give, others get (sm_90a).
-template <int COUNT>
-__device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-template <int COUNT>
-__device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-
 // A number that was read, when it has arrived: an operation that the assembler does not see through waits for it.
 __device__ __forceinline__ float arrived(float x, int zero) { return __int_as_float(__float_as_int(x) | zero); }
 
@@ -166,36 +154,32 @@ template <class T> __device__ __forceinline__ T* forgotten(T* x) {
     return x;
 }
 
-// As below, to d = a * b where not `any`, with the rows of `a` in registers as mma.sync has them, 16 of each warp.
-__device__ __forceinline__ void wgmma_rows_tf32_32(float (&d)[4][4], const unsigned& a0,
-                                                        const unsigned& a1, const unsigned& a2, const unsigned& a3,
-                                                        unsigned long long b, bool any) {
+// Start d += a * b for 64 rows and 32 columns of 8 numbers; of every eight columns a lane has mma.sync's.
+__device__ __forceinline__ void wgmma_tf32_32(float (&d)[4][4], unsigned long long a,
+                                                   unsigned long long b) {
     asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %21, 0;"
         "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, {%16, %17, %18, %19}, %20, p, 1, 1; }"
+        "}, %16, %17, 1, 1, 1;"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
           "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
           "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(any)));
+        : "l"(a), "l"(b));
 }
 
-// As below, to d = a * b where not `any`, with the rows of `a` in registers as mma.sync has them, 16 of each warp.
-__device__ __forceinline__ void wgmma_rows_fp16_32(float (&d)[4][4], const unsigned& a0,
-                                                        const unsigned& a1, const unsigned& a2, const unsigned& a3,
-                                                        unsigned long long b, bool any) {
+// Start d += a * b for 64 rows and 32 columns of 16 numbers; of every eight columns a lane has mma.sync's.
+__device__ __forceinline__ void wgmma_fp16_32(float (&d)[4][4], unsigned long long a,
+                                                   unsigned long long b) {
     asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %21, 0;"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0; }"
+        "}, %16, %17, 1, 1, 1, 0, 0;"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
           "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
           "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(any)));
+        : "l"(a), "l"(b));
 }
 
 namespace in_halves {
@@ -208,21 +192,21 @@ constexpr int C = 40, O = 70, GROUPS = 1;    // channels of a group, in and out
 constexpr int TAPS = 9;    // of one channel's kernel
 
 // A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 7, EIGHTS_W = 4, OWN_W = 2 * EIGHTS_W;
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 4, EIGHTS_W = 4, OWN_W = 2 * EIGHTS_W;
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
-constexpr int WARPS_M = 8, WARPS_H = 1, WARPS_W = 1, THREADS = 256;
-constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
+constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 1, THREADS = 128;
+constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 2;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Operand), CHUNK = 16;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 307;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 9, X_W = 34, SKIP = 1;
+constexpr int VECTORS = 2, PLANE = 205;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 6, X_W = 34, SKIP = 1;
 constexpr int PITCH = 34, ROW = 34;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 306, ADVANCE_H = 34;
-constexpr int ELEMENT_D = 306, ELEMENT_H = 34, ELEMENT_W = 1;
+constexpr int ADVANCE_D = 204, ADVANCE_H = 34;
+constexpr int ELEMENT_D = 204, ELEMENT_H = 34, ELEMENT_W = 1;
 constexpr int TAP_D = 0, TAP_H = 34, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
@@ -241,28 +225,19 @@ constexpr int MULTIPLYING = 1, READ = 2, MEETING = THREADS + PRODUCERS;
 using Accumulators = float[OWN_D * ROWS_D][PER_CELL][M_TILES][OWN_H * ROWS_H][EIGHTS_W][4];
 constexpr int ROWS_AT_ONCE = 1;    // that one instruction takes
 
-// Add the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads lie as
-// one instruction wants them, whichever tap it is: it only starts elsewhere.  Its weights are read once, while the
-// tensor cores are busy with those of the tap before.
+// Start adding the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads
+// lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
 template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
-__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, const uint4* w, int first,
+__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
                                          int rows) {
-    // Pairs of vectors that are written out one behind the other, products with weights of their own that they come to,
-    // and the weights of so many products that a thread has: by turns, and by the same turns every time.
-    constexpr int PAIRS = 1, COUNT = PAIRS * TAPS_W, HELD = COUNT % 2 && COUNT % 3 == 0 ? 3 : 2;
-    uint4 held[HELD][M_TILES];
+    warpgroup_arrive();
 #pragma unroll 
     for (int row = first; row < first + rows; ++row) {
         const unsigned long long x_row = x + (row / TAPS_H * TAP_D + row % TAPS_H * TAP_H);
-#pragma unroll 
-        for (int vector = 0; vector < VECTORS; vector += 2 * PAIRS)
+#pragma unroll 1
+        for (int k = 0; k < VECTORS; k += 2)
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                const int k = vector + 2 * (i / TAPS_W), tap = i % TAPS_W;
-                uint4 (&own)[M_TILES] = held[i % HELD];
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) own[m] = w[(tap * VECTORS + k) * BLOCK_M + 128 * m];
-                warpgroup_arrive();
+            for (int tap = 0; tap < TAPS_W; ++tap)
 #pragma unroll
                 for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -271,20 +246,13 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
                         for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
 #pragma unroll
                             for (int m = 0; m < M_TILES; ++m)
-                                wgmma_rows_fp16_32(reinterpret_cast<float(&)[4][4]>(acc[rd][e][m][rh]),
-                                             own[m].x, own[m].y, own[m].z, own[m].w,
-                                             x_row + (k * PLANE + row_d(rd) + row_h(rh) +
-                                                      column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
-                                             true);
-                warpgroup_commit();
-                if (i + 1 < COUNT || COUNT % HELD == 0)
-                    warpgroup_wait_but<HELD - 1>();
-                else
-                    warpgroup_wait();    // the next weights come where these are
-            }
+                                wgmma_fp16_32(reinterpret_cast<float(&)[4][4]>(acc[rd][e][m][rh]),
+                                               w + ((tap * VECTORS + k) * BLOCK_M + 64 * m),
+                                               x_row + (k * PLANE + row_d(rd) + row_h(rh) +
+                                                        column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
         w += TAPS_W * VECTORS * BLOCK_M;
     }
-    warpgroup_wait();
+    warpgroup_commit();
 }
 
 // A tile, by the tiles before it along each dimension, and its first cell.
@@ -335,7 +303,7 @@ __device__ __forceinline__ bool small_weights(const Element* w, int group, int c
 // What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
 // they are, in columns of shared memory, packed indices of the input, elements of x.  The column of no run is negative.
 constexpr int COLUMNS = X_D * X_H * X_W;    // of a vector
-constexpr int RUN = 2, COUNT = VECTORS / RUN * COLUMNS, AT_ONCE = 3;    // vectors of a run; runs; on their way
+constexpr int RUN = 2, COUNT = VECTORS / RUN * COLUMNS, AT_ONCE = 2;    // vectors of a run; runs; on their way
 struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
     int to[AT_ONCE];
@@ -401,17 +369,13 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
     }
 }
 
-// Where a weight lies among those of a phase: [row of taps][tap][pair of vectors][16 features][lane][16 bytes], as
-// lanes have the rows of an instruction in registers: 16 features of each of four warps.
+// Where a weight lies among those of a phase: [row of taps][tap][vector of channels][feature][channel].  The 64 rows of
+// an instruction are 16 features of each of four warps.
 template <int TAPS_W>
 __device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
-    constexpr int OF_REGISTER = VECTOR / 4;    // neighbouring channels
     const int tile = feature / 16 % M_TILES, warp = feature / (16 * M_TILES);
     const int at = ((warp / 4 * M_TILES + tile) * 4 + warp % 4) * 16 + feature % 16;
-    const int lane = feature % 8 * 4 + channel % VECTOR / OF_REGISTER;
-    const int reg = channel / VECTOR % 2 * 2 + feature / 8 % 2;
-    const int pair = (row * TAPS_W + tap) * (VECTORS / 2) + channel / (2 * VECTOR);
-    return ((pair * (BLOCK_M / 16) + at / 16) * 32 + lane) * VECTOR + reg * OF_REGISTER + channel % OF_REGISTER;
+    return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + at) * VECTOR + channel % VECTOR;
 }
 
 // Steps in memory between neighbouring taps of a phase.
@@ -442,8 +406,8 @@ extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Operan
     for (int channel = blockIdx.x * 8 + threadIdx.x / 32; channel < C; channel += gridDim.x * 8)
         if (small_weights(w, in_group, channel)) *word_of_block(unfit) = 1;
     const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
-    packed += (long long)blockIdx.y * 55296;
-    pack_phase<1, 3, 3>(w, packed + chunk * 18432, group, first_feature, chunk, 0, most);
+    packed += (long long)blockIdx.y * 27648;
+    pack_phase<1, 3, 3>(w, packed + chunk * 9216, group, first_feature, chunk, 0, most);
     if (beyond_halves(most)) *word_of_block(unfit) = 1;
 }
 
@@ -451,7 +415,7 @@ extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Operan
 __device__ __forceinline__ void stage_weights(const Operand* packed, int first, Operand* to, int count,
                                               unsigned long long* landing) {
     if ((threadIdx.x % PRODUCERS) != 0) return;
-    const Operand* const from = packed + (long long)forgotten(blockIdx.z) * 55296 + first;
+    const Operand* const from = packed + (long long)forgotten(blockIdx.z) * 27648 + first;
     copy_bulk(to, from, count * int(sizeof(Operand)), landing);
 }
 
@@ -487,7 +451,7 @@ __device__ __forceinline__ void write_rows(const float* rows, Element* to, long 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 2)
 fused_test(const float* __restrict__ x, const fp16* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out, unsigned* __restrict__ unfit,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     await_launches();
@@ -497,7 +461,7 @@ fused_test(const float* __restrict__ x, const fp16* __restrict__ packed, const f
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Operand* const x_tile = reinterpret_cast<Operand*>(shared_memory);    // two of them
     Operand* const w_tile = x_tile + 2 * X_TILE;
-    constexpr int STAGED = 93392;    // bytes
+    constexpr int STAGED = 50000;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, warp_h = warp / (WARPS_M * WARPS_W);
@@ -507,7 +471,7 @@ fused_test(const float* __restrict__ x, const fp16* __restrict__ packed, const f
     // What this warpgroup multiplies: its cells of the input, and its features.
     const unsigned long long x_matrix =
         shared_matrix(x_tile, 16 * PLANE, 128) + (warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w);
-    const uint4* const w_matrix = reinterpret_cast<const uint4*>(w_tile) + (warp_m / 4 * 128 * M_TILES + threadIdx.x % 128);
+    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128) + warp_m / 4 * 64 * M_TILES;
     // A sample's blocks look at every channel once.
     for (int channel = part * (ALL_THREADS / 32) + warp; channel < C; channel += parts * (ALL_THREADS / 32)) {
         const long long plane = (long long)D * H * W;
@@ -528,7 +492,7 @@ fused_test(const float* __restrict__ x, const fp16* __restrict__ packed, const f
         return shifted;
     };
     float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
-    unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 36864);    // one for each half
+    unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 18432);    // one for each half
     if (threadIdx.x == 0) landing_open(landings, PRODUCERS), landing_open(landings + 1, PRODUCERS);
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
@@ -538,7 +502,6 @@ fused_test(const float* __restrict__ x, const fp16* __restrict__ packed, const f
     fence_async();
     __syncthreads();    // until what stays is there
     if (warp >= THREADS / 32) {    // a producer
-        fewer_registers<128>();
         const int team = warp / (PRODUCERS / 32) - THREADS / PRODUCERS;
         const Element* const x_sample = forgotten(x + ((long long)sample * GROUPS + group) * 40 * D * H * W);
         // What of the input is read next, or on its way.
@@ -565,7 +528,7 @@ fused_test(const float* __restrict__ x, const fp16* __restrict__ packed, const f
             for (int step = 0; step < 3; ++step) {
                 if (steps % TEAMS == team) {
                     if (steps > 1) barrier_wait(READ + steps % 2, MEETING);    // until the last step's but one have been
-                    stage_weights(packed, step * 18432, w_tile + steps % 2 * 18432, 18432, landings + steps % 2);
+                    stage_weights(packed, step * 9216, w_tile + steps % 2 * 9216, 9216, landings + steps % 2);
                     write_input(x_tile + inputs++ % 2 * X_TILE);
                     fence_async();
                     landing_close(landings + steps % 2);
@@ -580,7 +543,6 @@ fused_test(const float* __restrict__ x, const fp16* __restrict__ packed, const f
         if (beyond_halves(most)) *word_of_block(unfit + 54) = 1;
         return;
     }
-    more_registers<184>();
     int x_now = 0, steps = 0;    // where the input of the step at hand is; steps before it
     for (int tile = part; tile < tiles; tile += parts) {
         const auto [cell_d, cell_h, cell_w] = cell_of(tile_at(tile));
@@ -589,7 +551,7 @@ fused_test(const float* __restrict__ x, const fp16* __restrict__ packed, const f
 #pragma unroll 1
             for (int step = 0; step < 3; ++step) {
                 landing_wait(landings + steps % 2, steps / 2 % 2);
-                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 2304, 0, 3);
+                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 1152, 0, 3);
                 warpgroup_wait();
                 barrier_arrive(READ + steps % 2, MEETING);
                 ++steps;
@@ -635,21 +597,21 @@ constexpr int C = 40, O = 70, GROUPS = 1;    // channels of a group, in and out
 constexpr int TAPS = 9;    // of one channel's kernel
 
 // A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 7, EIGHTS_W = 4, OWN_W = 2 * EIGHTS_W;
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 4, EIGHTS_W = 4, OWN_W = 2 * EIGHTS_W;
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
-constexpr int WARPS_M = 8, WARPS_H = 1, WARPS_W = 1, THREADS = 256;
-constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
+constexpr int WARPS_M = 4, WARPS_H = 2, WARPS_W = 1, THREADS = 256;
+constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 2;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
-constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 307;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 9, X_W = 34, SKIP = 1;
+constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 40;    // input channels staged at a time
+constexpr int VECTORS = 10, PLANE = 341;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 10, X_W = 34, SKIP = 1;
 constexpr int PITCH = 34, ROW = 34;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 306, ADVANCE_H = 34;
-constexpr int ELEMENT_D = 306, ELEMENT_H = 34, ELEMENT_W = 1;
+constexpr int ADVANCE_D = 340, ADVANCE_H = 34;
+constexpr int ELEMENT_D = 340, ELEMENT_H = 34, ELEMENT_W = 1;
 constexpr int TAP_D = 0, TAP_H = 34, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
@@ -663,33 +625,26 @@ __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVA
 // been read, of both halves of shared memory.
 constexpr int PRODUCERS = 128, TEAMS = 1, ALL_THREADS = THREADS + TEAMS * PRODUCERS;
 constexpr int MULTIPLYING = 1, READ = 2, MEETING = THREADS + PRODUCERS;
+// Further barriers: where a warpgroup waits for its turn to multiply, and the one before it says so.
+constexpr int TURN = 4, WARPGROUPS = THREADS / 128, NEIGHBOURS = 256;
 
 // A thread has two features and two cells of every eight.
 using Accumulators = float[OWN_D * ROWS_D][PER_CELL][M_TILES][OWN_H * ROWS_H][EIGHTS_W][4];
 constexpr int ROWS_AT_ONCE = 1;    // that one instruction takes
 
-// Add the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads lie as
-// one instruction wants them, whichever tap it is: it only starts elsewhere.  Its weights are read once, while the
-// tensor cores are busy with those of the tap before.
+// Start adding the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads
+// lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
 template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
-__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, const uint4* w, int first,
+__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
                                          int rows) {
-    // Pairs of vectors that are written out one behind the other, products with weights of their own that they come to,
-    // and the weights of so many products that a thread has: by turns, and by the same turns every time.
-    constexpr int PAIRS = 1, COUNT = PAIRS * TAPS_W, HELD = COUNT % 2 && COUNT % 3 == 0 ? 3 : 2;
-    uint4 held[HELD][M_TILES];
-#pragma unroll 
+    warpgroup_arrive();
+#pragma unroll 1
     for (int row = first; row < first + rows; ++row) {
         const unsigned long long x_row = x + (row / TAPS_H * TAP_D + row % TAPS_H * TAP_H);
-#pragma unroll 
-        for (int vector = 0; vector < VECTORS; vector += 2 * PAIRS)
+#pragma unroll 5
+        for (int k = 0; k < VECTORS; k += 2)
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                const int k = vector + 2 * (i / TAPS_W), tap = i % TAPS_W;
-                uint4 (&own)[M_TILES] = held[i % HELD];
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) own[m] = w[(tap * VECTORS + k) * BLOCK_M + 128 * m];
-                warpgroup_arrive();
+            for (int tap = 0; tap < TAPS_W; ++tap)
 #pragma unroll
                 for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -698,20 +653,13 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
                         for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
 #pragma unroll
                             for (int m = 0; m < M_TILES; ++m)
-                                wgmma_rows_tf32_32(reinterpret_cast<float(&)[4][4]>(acc[rd][e][m][rh]),
-                                             own[m].x, own[m].y, own[m].z, own[m].w,
-                                             x_row + (k * PLANE + row_d(rd) + row_h(rh) +
-                                                      column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
-                                             true);
-                warpgroup_commit();
-                if (i + 1 < COUNT || COUNT % HELD == 0)
-                    warpgroup_wait_but<HELD - 1>();
-                else
-                    warpgroup_wait();    // the next weights come where these are
-            }
+                                wgmma_tf32_32(reinterpret_cast<float(&)[4][4]>(acc[rd][e][m][rh]),
+                                               w + ((tap * VECTORS + k) * BLOCK_M + 64 * m),
+                                               x_row + (k * PLANE + row_d(rd) + row_h(rh) +
+                                                        column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
         w += TAPS_W * VECTORS * BLOCK_M;
     }
-    warpgroup_wait();
+    warpgroup_commit();
 }
 
 // A tile, by the tiles before it along each dimension, and its first cell.
@@ -734,7 +682,7 @@ __device__ __forceinline__ bool asked(const unsigned* unfit, int words) {
 // What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
 // they are, in columns of shared memory, packed indices of the input, elements of x.  The column of no run is negative.
 constexpr int COLUMNS = X_D * X_H * X_W;    // of a vector
-constexpr int RUN = 2, COUNT = VECTORS / RUN * COLUMNS, AT_ONCE = 3;    // vectors of a run; runs; on their way
+constexpr int RUN = 2, COUNT = VECTORS / RUN * COLUMNS, AT_ONCE = 5;    // vectors of a run; runs; on their way
 struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
     int to[AT_ONCE];
@@ -766,7 +714,7 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned index = places.index[n];
-        const int channel = 0;
+        const int channel = int(index >> 24);
         const int d = 0, h = int(index >> 8 & 255), w = index & 255;
         const bool inside = places.to[n] > -1 && unsigned(low_d + d) < unsigned(D) &&
                             unsigned(low_h + h) < unsigned(H) && unsigned(low_w + w) < unsigned(W);
@@ -798,17 +746,13 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
     }
 }
 
-// Where a weight lies among those of a phase: [row of taps][tap][pair of vectors][16 features][lane][16 bytes], as
-// lanes have the rows of an instruction in registers: 16 features of each of four warps.
+// Where a weight lies among those of a phase: [row of taps][tap][vector of channels][feature][channel].  The 64 rows of
+// an instruction are 16 features of each of four warps.
 template <int TAPS_W>
 __device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
-    constexpr int OF_REGISTER = VECTOR / 4;    // neighbouring channels
     const int tile = feature / 16 % M_TILES, warp = feature / (16 * M_TILES);
     const int at = ((warp / 4 * M_TILES + tile) * 4 + warp % 4) * 16 + feature % 16;
-    const int lane = feature % 8 * 4 + channel % VECTOR / OF_REGISTER;
-    const int reg = channel / VECTOR % 2 * 2 + feature / 8 % 2;
-    const int pair = (row * TAPS_W + tap) * (VECTORS / 2) + channel / (2 * VECTOR);
-    return ((pair * (BLOCK_M / 16) + at / 16) * 32 + lane) * VECTOR + reg * OF_REGISTER + channel % OF_REGISTER;
+    return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + at) * VECTOR + channel % VECTOR;
 }
 
 // Steps in memory between neighbouring taps of a phase.
@@ -868,7 +812,7 @@ fused_test_in_tf32(const float* __restrict__ x, const float* __restrict__ w, con
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
-    constexpr int STAGED = 203984;    // bytes
+    constexpr int STAGED = 201296;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, warp_h = warp / (WARPS_M * WARPS_W);
@@ -878,7 +822,7 @@ fused_test_in_tf32(const float* __restrict__ x, const float* __restrict__ w, con
     // What this warpgroup multiplies: its cells of the input, and its features.
     const unsigned long long x_matrix =
         shared_matrix(x_tile, 16 * PLANE, 128) + (warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w);
-    const uint4* const w_matrix = reinterpret_cast<const uint4*>(w_tile) + (warp_m / 4 * 128 * M_TILES + threadIdx.x % 128);
+    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128) + warp_m / 4 * 64 * M_TILES;
 
     // Per-channel numbers of this lane's rows.
     Compute bias_at[M_TILES][2];
@@ -894,10 +838,8 @@ fused_test_in_tf32(const float* __restrict__ x, const float* __restrict__ w, con
         return shifted;
     };
     float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
-    for (int chunk = 0; chunk < ceil_div(C, CHUNK); ++chunk) {
-        pack_phase<1, 3, 3>(w, w_tile + chunk * 9216, group, first_feature, chunk, 0);
-    }
-    unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 46080);    // one for each half
+    pack_phase<1, 3, 3>(w, w_tile, group, first_feature, 0, 0);
+    unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 23040);    // one for each half
     if (threadIdx.x == 0) landing_open(landings, PRODUCERS), landing_open(landings + 1, PRODUCERS);
     // Numbers are here before any input is on its way: who waits for one of a thread's loads may wait for them all.
     const int zero = D >> 31;    // lengths are not negative, which the compiler does not know
@@ -908,40 +850,46 @@ fused_test_in_tf32(const float* __restrict__ x, const float* __restrict__ w, con
     const int tiles = tiles_d * tiles_h * tiles_w;
     const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
     const auto cell_of = [&](Tile tile) -> Cell { return {tile.d * CELLS_D, tile.h * CELLS_H, tile.w * CELLS_W}; };
+    const Tile apart = tile_at(parts);
+    const auto following = [&](Tile tile) -> Tile {
+        tile = {tile.d + apart.d, tile.h + apart.h, tile.w + apart.w};
+        if (tile.w >= tiles_w) tile.w -= tiles_w, ++tile.h;
+        if (tile.h >= tiles_h) tile.h -= tiles_h, ++tile.d;
+        return tile;
+    };
     fence_async();
     __syncthreads();    // until what stays is there
     if (warp >= THREADS / 32) {    // a producer
-        fewer_registers<96>();
         const int team = warp / (PRODUCERS / 32) - THREADS / PRODUCERS;
         const Element* const x_sample = forgotten(x + ((long long)sample * GROUPS + group) * 40 * D * H * W);
         // What of the input is read next, or on its way.
         const Places places = places_of((threadIdx.x % PRODUCERS), D, H, W);
         Fetched fetched;
-        int staged_tile = part, staged_chunk = 0;
-        Cell staged = cell_of(tile_at(part));
+        Tile staged = tile_at(part);
         const auto read_input = [&] {
-            if (staged_tile < tiles) fetch_input(fetched, places, x_sample, staged_chunk, staged, D, H, W);
+            if (staged.d < tiles_d) fetch_input(fetched, places, x_sample, 0, cell_of(staged), D, H, W);
         };
         // Write that to shared memory.
         const auto write_input = [&](Element* to) {
-            if (!(staged_tile < tiles)) return;
+            if (!(staged.d < tiles_d)) return;
             put_input(fetched, places, to);
-            if (++staged_chunk == 5) {
-                staged_chunk = 0;
-                staged_tile += parts;
-                staged = cell_of(tile_at(staged_tile));
+            for (int begin = (threadIdx.x % PRODUCERS) + AT_ONCE * PRODUCERS; begin < COUNT; begin += AT_ONCE * PRODUCERS) {
+                const Places others = places_of(begin, D, H, W);
+                fetch_input(fetched, others, x_sample, 0, cell_of(staged), D, H, W);
+                put_input(fetched, others, to);
             }
+            staged = following(staged);
         };
         int steps = 0, inputs = 0;    // so many are staged
         read_input();
-        for (int tile = part; tile < tiles; tile += parts) {
-            for (int step = 0; step < 5; ++step) {
+        for (Tile tile = tile_at(part); tile.d < tiles_d; tile = following(tile)) {
+            for (int step = 0; step < 1; ++step) {
                 if (steps % TEAMS == team) {
                     if (steps > 1) barrier_wait(READ + steps % 2, MEETING);    // until the last step's but one have been
-                    write_input(x_tile + inputs++ % 2 * X_TILE);
+                    if (step == 0) write_input(x_tile + inputs++ % 2 * X_TILE);
                     fence_async();
                     landing_close(landings + steps % 2);
-                    read_input();
+                    if (step == 0) read_input();
                 }
                 ++steps;
             }
@@ -951,20 +899,20 @@ fused_test_in_tf32(const float* __restrict__ x, const float* __restrict__ w, con
             if (step % TEAMS == team) barrier_wait(READ + step % 2, MEETING);
         return;
     }
-    more_registers<200>();
     int x_now = 0, steps = 0;    // where the input of the step at hand is; steps before it
-    for (int tile = part; tile < tiles; tile += parts) {
-        const auto [cell_d, cell_h, cell_w] = cell_of(tile_at(tile));
+    if (warp / 4 == WARPGROUPS - 1) barrier_arrive(TURN, NEIGHBOURS);
+    for (Tile tile = tile_at(part); tile.d < tiles_d; tile = following(tile)) {
+        const auto [cell_d, cell_h, cell_w] = cell_of(tile);
         {
             Accumulators acc = {};
-#pragma unroll 1
-            for (int step = 0; step < 5; ++step) {
+            for (int step = 0; step < 1; ++step) {
                 landing_wait(landings + steps % 2, steps / 2 % 2);
-                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + step * 2304, 0, 3);
+                barrier_wait(TURN + warp / 4, NEIGHBOURS);    // until the warpgroup before has
+                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix, 0, 3);
+                barrier_arrive(TURN + (warp / 4 + 1) % WARPGROUPS, NEIGHBOURS);
                 warpgroup_wait();
                 barrier_arrive(READ + steps % 2, MEETING);
                 ++steps;
-                x_now = 1 - x_now;
             }
             const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
             Element* const out_features = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature) * plane);
@@ -989,7 +937,9 @@ fused_test_in_tf32(const float* __restrict__ x, const float* __restrict__ w, con
                         }
                 }
         }
+        x_now = 1 - x_now;
     }
+    if (warp / 4 == 0) barrier_wait(TURN, NEIGHBOURS);
 }
 
 }  // namespace in_tf32
