@@ -1,11 +1,10 @@
-"""Matmuls of float32, with pointwise operations behind them and a reduction of all there is, or of each row's features,
-for the tensor cores of Hopper.
+"""Matmuls of float32, with pointwise operations behind them and a reduction of all there is, for the tensor cores of
+Hopper.
 
     f(x @ w + bias)            x (..., M, K), w (K, N) or (N, K), a weight or computed
     f(x.mT @ w), f(w @ x)      x (..., K, M), w one for all samples: x is split as it lies
     f(x @ w)                   x (..., M, K), w (..., K, N) or (..., N, K): a product of each sample
     mean(f(x @ w))             of any of these
-    argmin(f(x @ w), -1)       likewise
 
 Where tf32 is not allowed, every number is the sum of two halves, and a product is three (Ootomo and Yokota,
 "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022).
@@ -54,8 +53,6 @@ MOST_PACKED = 2**30
 # Cycles per second; bytes per cycle that a multiprocessor gets from the level-2 cache; cycles that a block takes beside
 # its chunks, and a chunk beside its products; bytes per second of memory.
 CLOCK, STREAMED, BLOCK, STEP, MEMORY = 1.75e9, 24.0, 6000.0, 100.0, 2.8e12
-# Cycles that a warpgroup takes to reduce what it has of a row.
-FOLDED = 8.0
 # Seconds of a launch that follows another.
 LAUNCH = 5e-6
 
@@ -74,7 +71,7 @@ class Linear:
               one of its own
     across    whether the result is (..., N, M), and not (..., M, N)
     after     the pointwise operations, if any
-    fold      the reduction of all of that to one number, or of each row's features, if any
+    fold      the reduction of all of that to one number, if any
     last      pointwise operations on that number, if any
     operands  what the pointwise operations read from memory: ahead of the reduction, and numbers that are read behind
     """
@@ -126,11 +123,6 @@ class Linear:
     def summed(self) -> int:
         """Numbers that are multiplied and added for one of the output's."""
         return int(self.x.shape[-2 if self.turned else -1])
-
-    @property
-    def by_row(self) -> bool:
-        """Whether a reduction leaves a number for each row of x."""
-        return self.fold is not None and self.fold.op.dims == (_feature_dim(self.value, self.across),)
 
     @property
     def is_short(self) -> bool:
@@ -212,12 +204,11 @@ def match(root: Node, users: Users) -> Linear | str:
 
     after, last = _tree(before, users, fits), _tree(behind, users, lambda node: False)
     trees = (None if tree is None else unsupported(tree) for tree in (after, last))
-    problem = next((p for p in (_refused(fold, behind, value, across), *trees) if p is not None), None)
+    problem = next((p for p in (_refused(fold, value.ndim), *trees) if p is not None), None)
     if problem is not None:
         return problem
     operands, numbers = _operands(after), _operands(last)
-    result = () if fold is not None and fold.op.gives_index else (root,)
-    memory = (x, w, *result, *(n for n in (*operands, *numbers, *matmul.inputs[2:]) if n.dtype != torch.bool))
+    memory = (x, w, root, *(n for n in (*operands, *numbers, *matmul.inputs[2:]) if n.dtype != torch.bool))
     if any(n.dtype != torch.float32 for n in memory):
         return f"{root!r} is not of float32 alone"
     wrong = [n for n in operands if _varies(n, value, across) is None or (w.ndim > 2 and n is w)]
@@ -247,19 +238,12 @@ def _operands(tree: Tree | None) -> tuple[Node, ...]:
     return tuple(n for n in found if tree is not None and n is not tree.value and not isinstance(n.op, ops.Full))
 
 
-def _refused(fold: Fold | None, behind: Map | None, value: Node, across: bool) -> str | None:
-    """Why a reduction of `value` is none of what blocks have."""
+def _refused(fold: Fold | None, ndim: int) -> str | None:
+    """Why a reduction is none of a block's elements alone."""
     if fold is None:
         return None
-    if fold.op.dims == (_feature_dim(value, across),):
-        return unsupported(fold) if behind is None else f"{behind.root!r} follows {fold.node!r}, of each row"
-    whole = fold.op.dims == tuple(range(value.ndim)) and not fold.op.gives_index
-    return unsupported(fold) if whole else f"{fold.node!r} leaves more than one number, of other elements than a row's"
-
-
-def _feature_dim(value: Node, across: bool) -> int:
-    """Where features lie in what is written, or reduced."""
-    return value.ndim - (2 if across else 1)
+    whole = fold.op.dims == tuple(range(ndim)) and not fold.op.gives_index
+    return unsupported(fold) if whole else f"{fold.node!r} leaves more than one number"
 
 
 def _roles(matmul: Node) -> tuple[Node, Node, bool, bool, bool]:
@@ -290,7 +274,7 @@ def _is_turned(x: Node) -> bool:
 
 def _varies(operand: Node, value: Node, across: bool) -> Operand | None:
     """How an operand does over the result, whose features lie along the last dimension, or `across`."""
-    feature = _feature_dim(value, across)
+    feature = value.ndim - (2 if across else 1)
     if operand.shape == (*value.shape[:feature], 1, *value.shape[feature + 1 :]) and numel(operand.shape) != 1:
         return "row"
     if not across and value.ndim > 2 and operand.shape == (*value.shape[:-2], 1, value.shape[-1]):
@@ -343,9 +327,8 @@ def seconds(group: Linear, t: MatmulTile, of: Extent) -> float:
     products = 1 if t.rounded else 4 if group.is_short else 3
     multiplied = 4 * products * (t.columns / 2) * t.groups + STEP * (products if group.is_short else 1)
     streamed = (t.stage_bytes + 4 * CHUNK * t.features) / STREAMED
-    beside = BLOCK + (FOLDED * t.columns * t.groups if group.by_row else 0)
-    cycles = ceil(blocks / at_once) * (chunks * max(multiplied, streamed) * (at_once // MULTIPROCESSORS) + beside)
+    cycles = ceil(blocks / at_once) * (chunks * max(multiplied, streamed) * (at_once // MULTIPROCESSORS) + BLOCK)
     packed = (4 + 2 * t.numbers) * across * t.columns * k
     joined = 0 if t.parts == 1 else 4 * (2 * t.parts + 1) * m * n
-    passing = (packed + joined) / MEMORY + LAUNCH * (1 + (t.parts > 1 or group.by_row))
+    passing = (packed + joined) / MEMORY + LAUNCH * (1 + (t.parts > 1))
     return max(cycles / CLOCK, 4 * n * k / MEMORY) + passing

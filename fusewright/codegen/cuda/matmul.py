@@ -69,8 +69,7 @@ class _Names:
 
     def parameters(self, read: list[str], written: list[str], counts: list[str]) -> str:
         """Text of those of a kernel: pointers, and lengths."""
-        kinds = {"reduced": "double", "scales": "Scales", "out": ELEMENT[self.group.root.dtype]}
-        kinds |= {name: ELEMENT[n.dtype] for n, name in self.tensors.items()}
+        kinds = {"reduced": "double", "scales": "Scales"} | {name: ELEMENT[n.dtype] for n, name in self.tensors.items()}
         pointers = (f"const {kinds.get(name, 'float')}* __restrict__ {name}" for name in read)
         others = (f"{kinds.get(name, 'float')}* __restrict__ {name}" for name in written)
         return ", ".join([*pointers, *others, *counts])
@@ -104,16 +103,6 @@ class _Names:
         """The shape of what is written, or reduced."""
         return self._laid(self.features, turned=self.group.across)
 
-    @property
-    def output(self) -> tuple[str, ...]:
-        """The shape of what is left in the end."""
-        group = self.group
-        if group.fold is None:
-            return self.result
-        if group.by_row:
-            return self._laid("1", turned=group.across) if group.fold.op.keepdim else self.lengths
-        return ("1",) * group.root.ndim
-
     def _laid(self, columns: str, *, turned: bool) -> tuple[str, ...]:
         """The shape of rows of so many columns, or of columns of the rows of each sample."""
         *samples, rows = self.lengths
@@ -145,8 +134,7 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
     )
     partial = Array("partial", (f"{t.parts} * {rows} * {names.features}",), group.x.dtype)
     planes = 0 if group.fold is None else PLANES[group.fold.op.kind]
-    folds = f"{samples} * {rows} * ceil_div({names.features}, {t.features})" if group.by_row else blocks
-    reduced = Array("reduced", (f"{planes} * {folds}",), torch.float64)
+    reduced = Array("reduced", (f"{planes} * {blocks}",), torch.float64)
     written = _written(group, t)
     read = () if t.parts > 1 else tuple(n for n in names.behind.values() if n != "w")
     counts = tuple(names.counts.values())
@@ -163,11 +151,7 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
         grid = (f"ceil_div({rows} * {names.features}, 256)", "1", "1")
         finished = _pointers("partial", *names.behind.values(), "out")
         launches.append(Launch(f"{name}_finish", (*finished, *counts), grid, THREADS))
-    if group.by_row:
-        grid = (f"ceil_div({samples} * {rows}, 256)", "1", "1")
-        of_finish = (Argument("long", f"{samples} * {rows}"), *counts[1:])
-        launches.append(Launch(f"{name}_finish", (*_pointers("reduced", "out"), *of_finish), grid, THREADS))
-    elif group.fold is not None:
+    if group.fold is not None:
         of_finish = (Argument("long", blocks), Argument("long", f"{samples} * {rows} * {names.features}"))
         joined = (*_pointers("reduced", *names.last.values(), "out"), *of_finish)
         launches.append(Launch(f"{name}_finish", joined, threads=128 * t.groups))
@@ -183,7 +167,7 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
         dtypes=tuple(n.dtype for n in of),
         shapes=tuple(map(names.shape, operands)),
         sizes=tuple(sizes),
-        output=Array("out", names.output, group.root.dtype),
+        output=Array("out", names.result if group.fold is None else ("1",) * group.root.ndim, group.root.dtype),
         scratch=(packed, scales, rest, *(array for array in (partial, reduced) if array.name == written)),
         launches=tuple(launches),
         reference=reference,
@@ -236,7 +220,7 @@ def _source(names: _Names, t: MatmulTile, name: str, read: tuple[str, ...]) -> s
             read=fill(matmul_text.READ[group.features_first]),
             lay_out_rest=fill(matmul_text.LAY_OUT_REST, first="sample * rows" if by_sample else "0"),
             products=fill(_products(group, t), columns=t.columns),
-            write=_write(names, t, at), reduce=_reduce(group),
+            write=_write(names, t, at), reduce=[] if group.fold is None else fill(matmul_text.REDUCE),
         ),
         _finish(names, t, name),
     ])  # fmt: skip
@@ -253,23 +237,8 @@ def _fold(group: Linear) -> list[Lines]:
     """The reduction, as a type."""
     if group.fold is None:
         return []
-    if group.by_row:
-        text = fold(group.fold.op, "Row", "float", ELEMENT[group.root.dtype])
-        return [["using index_t = int;"], text.strip("\n").split("\n")]
     text = fold(group.fold.op, "Whole", "float", "float")
     return [["using index_t = long long;"], text.strip("\n").split("\n"), fill(JOINED)]
-
-
-def _reduce(group: Linear) -> Lines:
-    """What a block does with what is reduced."""
-    if group.fold is None:
-        return []
-    if not group.by_row:
-        return fill(matmul_text.REDUCE)
-    return fill(
-        matmul_text.REDUCE_ROWS, place=", feature" if group.fold.op.gives_index else "",
-        row="sample * rows + row" if group.by_sample else "row", planes=PLANES[group.fold.op.kind],
-    )  # fmt: skip
 
 
 def _sample(names: _Names, read: tuple[str, ...]) -> Lines:
@@ -297,9 +266,6 @@ def _write(names: _Names, t: MatmulTile, at: str) -> Lines:
 def _finish(names: _Names, t: MatmulTile, name: str) -> Lines:
     """The launch behind, if there is one."""
     group = names.group
-    if group.fold is not None and group.by_row:
-        parameters = names.parameters(["reduced"], ["out"], list(names.counts))
-        return fill(matmul_text.JOIN_ROWS, name=name, parameters=parameters, planes=PLANES[group.fold.op.kind])
     if group.fold is not None:
         read = {n: f"{each}[0]" for n, each in names.last.items()}
         lines, value = tree(group.last, group.fold.node, read | {group.fold.node: "sum"})

@@ -476,48 +476,6 @@ fold = joined<THREADS>(fold);
 if (threadIdx.x == 0) fold.save(reduced + blockIdx.x, gridDim.x);
 """
 
-# Likewise of a reduction of each row's features.
-REDUCE_ROWS = """
-// What a block has of each row: of a thread's two features, of eight lanes', of all warps'.
-__shared__ Row folds[THREADS / 32][COLUMNS];
-#pragma unroll
-for (int i = 0; i < COLUMNS / 4; ++i) {
-    Row fold = Row::empty();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int feature = first_feature + 8 * half;
-        const float one[1] = {sums[i / 2][2 * half + i % 2]};
-        if (feature < O) fold.take(one$place);
-    }
-#pragma unroll
-    for (int offset = 16; offset >= 4; offset /= 2) fold.merge(fold.from(offset));
-    if (lane < 4) folds[warp][i / 2 * 8 + 2 * quad + i % 2] = fold;
-}
-__syncthreads();
-for (int column = threadIdx.x; column < COLUMNS; column += THREADS) {
-    const long long row = (long long)across * COLUMNS + column;
-    if (row >= rows) break;
-    Row fold = folds[0][column];
-    for (int other = 1; other < THREADS / 32; ++other) fold.merge(folds[other][column]);
-    fold.save(reduced + (($row) * blocks_o + block_o) * $planes, 1);
-}
-"""
-
-JOIN_ROWS = """
-// Join what the blocks have of every row.
-extern "C" __global__ void __launch_bounds__(256)
-${name}_finish($parameters) {
-    await_launches();
-    const long long row = (long long)blockIdx.x * 256 + threadIdx.x;
-    if (row >= rows) return;
-    const int blocks_o = (O + FEATURES - 1) / FEATURES;
-    const double* const folds = reduced + row * blocks_o * $planes;
-    Row fold = Row::load(folds, 1);
-    for (int block = 1; block < blocks_o; ++block) fold.merge(Row::load(folds + block * $planes, 1));
-    out[row] = fold.result(double(O));
-}
-"""
-
 JOIN = """
 // Join what the blocks have.
 extern "C" __global__ void __launch_bounds__(THREADS)

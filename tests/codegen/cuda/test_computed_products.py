@@ -44,10 +44,6 @@ def fold(x: Node, kind: str, keepdim: bool = False) -> Node:
     return make(ops.Reduce(kind, tuple(range(x.ndim)), keepdim), x)
 
 
-def rows_folded(x: Node, kind: str, dim: int = -1, keepdim: bool = False) -> Node:
-    return make(ops.Reduce(kind, (dim % x.ndim,), keepdim), x)
-
-
 def of_rows(k: int = 20) -> Node:
     return distances(inp(0, P, k), inp(1, R, k), inp(2, P, 1), inp(3, 1, R))
 
@@ -105,18 +101,6 @@ CASES: dict[str, Callable[[], Node]] = {
     "rows across, mean": lambda: fold(
         distances(inp(0, P, 20), inp(1, S, 40, 20), inp(2, P, 1), inp(3, S, 1, 40)), "mean"
     ),
-    # every row's features reduced
-    **{
-        f"features, {kind}": partial(lambda kind: rows_folded(of_rows(), kind), kind)
-        for kind in ("argmin", "argmax", "min", "max", "mean", "logsumexp", "var")
-    },
-    "features of long sums, argmin": lambda: rows_folded(of_rows(67), "argmin", keepdim=True),
-    "features of samples, argmin": lambda: rows_folded(of_samples(), "argmin"),
-    "features of samples, norm": lambda: rows_folded(of_samples(9), "norm", keepdim=True),
-    "features across, argmax": lambda: rows_folded(product(inp(0, P, 20), inp(1, S, 40, 20)), "argmax", -2, True),
-    "features across, sum": lambda: rows_folded(
-        pw("mul", product(inp(0, P, 20), inp(1, S, 20, 40), transposed=False), inp(2, P, 1)), "sum", dim=-2
-    ),
     "numbers behind": lambda: pw(
         "sub", pw("mul", fold(of_rows(), "mean"), inp(4)), pw("add", inp(5), fold(of_samples(9), "mean"))
     ),
@@ -157,12 +141,8 @@ def check(root: Node, t: MatmulTile, order: str, given: dict[Node, Tensor] | Non
     operands = [given[n] if n in given else values(root, [n], given)[0] for n in group.tensors]
     got = emulate(cuda.kernel(group, t, "fused_test", "def reference(*operands): ..."), *operands, order=order)
     (want,) = values(root, [root], {n: x if x.dtype == torch.bool else x.double() for n, x in given.items()})
-    assert got.shape == want.shape
-    if root.dtype == torch.int64:
-        assert torch.equal(got, want)
-        return
-    assert got.dtype == torch.float32
-    size = want.nan_to_num(0, 0, 0).abs().max().item()
+    assert got.shape == want.shape and got.dtype == torch.float32
+    size = want[want.isfinite()].abs().max().item()
     torch.testing.assert_close(got.double(), want, rtol=4e-6, atol=4e-6 * size, equal_nan=True)
 
 
@@ -191,22 +171,6 @@ def test_what_is_not_finite(name: str, value: float) -> None:
     check(root, TILES[0], "forward", given)
 
 
-@pytest.mark.parametrize("kind", ["argmax", "argmin", "max", "min"])
-@pytest.mark.parametrize("value", [0.0, 50.0, float("nan"), float("inf"), -float("inf")])
-def test_extremes_of_rows(kind: str, value: float) -> None:
-    """The first of several alike, in other lanes, warps and blocks; what is not finite; and all alike."""
-    root = rows_folded(product(inp(0, 20, 8), inp(1, 300, 8)), kind)
-    given = {n: drawn(n) for n in inputs(root)}
-    x, y = given.values()
-    x[:, 0] = 1
-    for place in (9, 77, 150, 290):
-        y[place] = torch.tensor([value, *[0.0] * 7])
-        y[place + 1] = -y[place]
-    check(root, TILES[1], ORDERS[1], given)
-    x[:], y[:] = torch.tensor([1.0, *[0.0] * 7]), torch.tensor([value, *[1.0] * 7])
-    check(root, TILES[0], "forward", given)
-
-
 @pytest.mark.parametrize("name", ["rows", "nothing behind"])
 def test_in_parts(name: str) -> None:
     """Of what is summed, where no sample has a weight of its own and nothing is reduced."""
@@ -226,8 +190,7 @@ def wides() -> dict[str, Node]:
         ("unlike samples", product(inp(0, S, P, 20), inp(1, 2, S, R, 20))),
         ("unlike samples", product(inp(0, 4, 1, P, 20), inp(1, 4, 3, R, 20))),
         ("sums nobody knows how many", product(inp(0, P, R), inp(1, P, R))),
-        ("leaves more than one number", make(ops.Reduce("sum", (1,)), product(X, Y))),
-        ("of each row", pw("mul", make(ops.Reduce("sum", (2,)), product(X, Y)), 2.0)),
+        ("leaves more than one number", make(ops.Reduce("sum", (2,)), product(X, Y))),
         ("leaves more than one number", make(ops.Reduce("argmax", (0, 1, 2)), product(X, Y))),
         ("is neither a number", pw("mul", product(X, Y), inp(2, P, 1))),
         ("is neither a number", pw("mul", fold(product(X, Y), "mean"), inp(2, 4))),
@@ -241,10 +204,7 @@ def test_what_is_none(reason: str, root: Node) -> None:
 
 
 @pytest.mark.parametrize("t", [MatmulTile(128, 2, 1), MatmulTile(64, 3, 1)], ids=str)
-@pytest.mark.parametrize(
-    "name",
-    ["rows", "samples", "across", "rows, mean", "samples, logsumexp", "features, argmin", "features of samples, norm"],
-)
+@pytest.mark.parametrize("name", ["rows", "samples", "across", "rows, mean", "samples, logsumexp"])
 @pytest.mark.sampled
 def test_compiles_without_spills(name: str, t: MatmulTile) -> None:
     kernel = cuda.kernel(group_of(CASES[name]()), t, "fused_test", "def reference(*operands): ...")
