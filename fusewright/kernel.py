@@ -99,6 +99,8 @@ class Kernel:
     looks_up   whether it reads rows, or what classes have, at indices of a call: where one is that of none, functions
                for a CPU return 1, and those for a GPU trap; or whether it traps at a number that eager refuses
     fixed      what its text holds as constants and no shape tells; functions in a solution file compare it
+    brief      the kernel without launches that, mostly, only look whether they are needed: as fast but for those, in
+               less text, it is timed where there are many to choose from
     """
 
     name: str
@@ -120,6 +122,7 @@ class Kernel:
     looks_up: bool = False
     fixed: tuple[Fixed, ...] = ()
     also: tuple[Array, ...] = ()
+    brief: Kernel | None = None
 
     @property
     def outside(self) -> str:

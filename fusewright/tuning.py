@@ -243,7 +243,7 @@ class Tuner:
         """What the group's kernel is called: as that of an equal layer, which it shares, or else `name`."""
         name = self.twins.setdefault((self._form(group), repr(option)), name)
         if name not in self.kernels:
-            self.kernels[name] = self._kernel(group, name, option)
+            self.kernels[name] = replace(self._kernel(group, name, option), brief=None)
         return name
 
     def _layouts(self, group: Group) -> dict[Node, str]:
@@ -585,7 +585,8 @@ class Tuner:
 
     def _build(self, group: Group, name: str, option: Option) -> Build:
         """A kernel that a thread begins to build; only what gets chosen becomes an operator."""
-        made = launcher(self._kernel(group, name, option))
+        kernel = self._kernel(group, name, option)
+        made = launcher(kernel.brief or kernel)
         return Build(option, made, self.builders.submit(_builds, made, self.device))
 
 

@@ -173,6 +173,7 @@ def kernel(first: Writer, instead: Writer, *, arch: str, needs: int) -> Kernel:
         for launch in other.launches
     ]
     behind = made.launches[len(own.launches) :]
+    brief = replace(made, scratch=(*made.scratch, unfit), launches=(*own.launches, *behind))
     sections = (
         *_named("in_halves", [*first.sections(), first.epilogue.finish(first.name)], (*own.launches, *behind)),
         *_named("in_tf32", instead.sections(), other.launches),
@@ -183,6 +184,7 @@ def kernel(first: Writer, instead: Writer, *, arch: str, needs: int) -> Kernel:
         scratch=(*made.scratch, *packed, unfit),
         launches=(*own.launches, *again, *behind),
         notes=(*made.notes, NOTE),
+        brief=brief,
     )
 
 
