@@ -994,3 +994,7 @@ fused_test_in_tf32(const float* __restrict__ x, const float* __restrict__ w, con
 
 }  // namespace in_tf32
 using in_tf32::fused_test_in_tf32;
+
+// What launches names the types of pointers: `Element` is the same of both.
+using in_halves::Element;
+using in_halves::Operand;

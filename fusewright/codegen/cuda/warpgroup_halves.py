@@ -176,6 +176,7 @@ def kernel(first: Writer, instead: Writer, *, arch: str, needs: int) -> Kernel:
     sections = (
         *_named("in_halves", [*first.sections(), first.epilogue.finish(first.name)], (*own.launches, *behind)),
         *_named("in_tf32", instead.sections(), other.launches),
+        fill(_TYPES),
     )
     return replace(
         made,
@@ -197,6 +198,12 @@ def _named(name: str, sections: list[Lines], launches: tuple[Launch, ...]) -> li
     entries = [f"using {name}::{launch.entry};" for launch in launches]
     return [[f"namespace {name} {{"], *sections, [f"}}  // namespace {name}", *entries]]
 
+
+_TYPES = """
+// What launches names the types of pointers: `Element` is the same of both.
+using in_halves::Element;
+using in_halves::Operand;
+"""
 
 _WORD = "*word_of_block(unfit)"
 

@@ -15,6 +15,7 @@ from warpgroup_cases import drawn, inf, nan
 
 from fusewright.codegen.cuda import contraction_record, generate, options
 from fusewright.codegen.cuda import warpgroup as cuda
+from fusewright.emit.kernel_text import parameters_of
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup, warpgroup_pools, warpgroup_positions
@@ -191,6 +192,14 @@ def test_compiles_without_spills(name: str, producers: int) -> None:
     resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, "sm_90a"))
     assert {"fused_test", "fused_test_in_tf32"} <= resources.keys()
     assert all(r.stack == 0 for r in resources.values()), (t, resources)
+
+
+@pytest.mark.parametrize("name", ["weights stay", "packed weights"])
+def test_names_of_types_are_known_behind_it(name: str) -> None:
+    """The C++ that launches, in a solution, is written with them."""
+    k = kernel(*found(*CASES[name]))
+    types = [p.type for launch in k.launches for p in parameters_of(k.source, launch.entry)]
+    nvrtc.compile(f"{k.source}\n__device__ void launch({', '.join(types)});\n", "sm_90a")
 
 
 def test_golden() -> None:
