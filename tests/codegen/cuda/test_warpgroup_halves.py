@@ -137,6 +137,24 @@ def test_tf32_where_halves_do_not(name: str, beyond: str) -> None:
         assert_right(f, halves_alone(k), x)
 
 
+@pytest.mark.parametrize(
+    "name", ["weights stay", "packed weights", "producers", "transposed", "positions, groups", "spread taps"]
+)
+@pytest.mark.parametrize("feature", [0, -1])
+def test_tf32_where_all_weights_of_a_feature_are_small(name: str, feature: int) -> None:
+    """What follows may make its values as large as others."""
+    case, way, wanted = CASES[name]
+    f, t = found(replace(case, before=("times channel",), bias=False, fold="", fold_dims=""), way, wanted)
+    rows = f.model.conv.weight.movedim(1, 0) if f.case.transposed else f.model.conv.weight
+    with torch.no_grad():
+        rows[feature] *= 2.0**-20
+        f.model.p[feature] *= 2.0**20
+    k, x = kernel(f, t), f.case.example()
+    assert_right(f, k, x)
+    with pytest.raises(AssertionError, match="beyond"):
+        assert_right(f, halves_alone(k), x)
+
+
 @pytest.mark.parametrize("value", [inf, -inf, nan, 7e4, -3e38])
 @pytest.mark.parametrize("name", ["weights stay", "producers", "positions, producers", "windows across threads"])
 def test_one_number_that_is_no_half(name: str, value: float) -> None:
