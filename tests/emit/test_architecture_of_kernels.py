@@ -49,20 +49,23 @@ def test_a_file_is_for_its_kernels_architecture(
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
-def test_a_file_with_a_kernel_for_one_architecture_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_file_with_a_kernel_for_one_architecture_compiles(
+    halves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it is written on a GPU that has what such a kernel needs."""
     options = cuda.options
 
     def of_hopper(*arguments: Any, **named: Any) -> list[dict[str, Any]]:
         found = options(*arguments, **{**named, "capability": 90})
-        return sorted(found, key=lambda option: "warpgroup" not in option)
+        return sorted(found, key=lambda option: ("warpgroup" not in option, ("instead" in option) != halves))
 
     monkeypatch.setattr(cuda, "options", of_hopper)
     forward = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
-    path = problem(tmp_path, "self.conv = nn.Conv2d(64, 128, 3)", forward, "[torch.rand(64, 64, 66, 66)]")
+    path = problem(tmp_path, "self.conv = nn.Conv2d(64, 128, 3)", forward, "[torch.rand(64, 64, 130, 130)]")
     made = draft(path, kernels="always")
     (kernel,) = made.program.kernels
-    assert kernel.arch == "sm_90a"
+    assert kernel.arch == "sm_90a" and ("in_tf32" in kernel.source) == halves
     solution = tmp_path / "solution.py"
     solution.write_text(text_of(made))
     nvcc(*cuda_source(load(solution)), tmp_path)

@@ -284,17 +284,20 @@ __device__ __forceinline__ bool all_small(const float (&sampled)[2]) {
     const bool large = fabsf(sampled[0]) >= SMALL || fabsf(sampled[1]) >= SMALL;
     return !__any_sync(0xffffffffu, large) && __popc(some) + __popc(others) > 2;
 }
-// The same of 64 that lie evenly among the `count` of a channel of the input, and among its weights.
+// The same of 64 that lie evenly among the `count` of a channel of the input, and among the weights of the first, the
+// second, ... channel, and then of the first feature and those behind it.
 __device__ __forceinline__ bool small_inputs(const Element* channel, long long count) {
     float sampled[2];
     for (int i = 0; i < 2; ++i) sampled[i] = channel[(threadIdx.x % 32 + 32 * i) * count / 64];
     return all_small(sampled);
 }
-__device__ __forceinline__ bool small_weights(const Element* w, int group, int channel) {
+__device__ __forceinline__ bool small_weights(const Element* w, int group, int index) {
+    const bool of_channel = index < C;
     float sampled[2];
     for (int i = 0; i < 2; ++i) {
-        const long long at = (threadIdx.x % 32 + 32 * i) * (long long)(O * TAPS) / 64;
-        const int feature = at / TAPS, tap = at % TAPS;
+        const long long at = (threadIdx.x % 32 + 32 * i) * (long long)((of_channel ? O : C) * TAPS) / 64;
+        const int other = at / TAPS, tap = at % TAPS;
+        const int channel = of_channel ? index : other, feature = of_channel ? other : index - C;
         sampled[i] = w[(long long)((group * O + feature) * C + channel) * TAPS + tap];
     }
     return all_small(sampled);
@@ -402,9 +405,9 @@ extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Operan
     unsigned most = 0;    // the largest sizes of the halves that this thread makes
     if (threadIdx.x == 0) *word_of_block(unfit) = 0;
     __syncthreads();
-    const int in_group = blockIdx.y / M_BLOCKS;
-    for (int channel = blockIdx.x * 8 + threadIdx.x / 32; channel < C; channel += gridDim.x * 8)
-        if (small_weights(w, in_group, channel)) *word_of_block(unfit) = 1;
+    // Blocks that have the same features look at the weights of every channel, and of every feature, once.
+    for (int i = (blockIdx.x + gridDim.x * blockIdx.z) * 8 + threadIdx.x / 32; i < C + O; i += gridDim.x * gridDim.z * 8)
+        if (small_weights(w, blockIdx.y / M_BLOCKS, i)) *word_of_block(unfit) = 1;
     const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
     packed += (long long)blockIdx.y * 27648;
     pack_phase<1, 3, 3>(w, packed + chunk * 9216, group, first_feature, chunk, 0, most);
@@ -944,3 +947,7 @@ fused_test_in_tf32(const float* __restrict__ x, const float* __restrict__ w, con
 
 }  // namespace in_tf32
 using in_tf32::fused_test_in_tf32;
+
+// What launches names the types of pointers: `Element` is the same of both.
+using in_halves::Element;
+using in_halves::Operand;

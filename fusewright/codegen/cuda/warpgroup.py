@@ -59,9 +59,8 @@ def blocks_per_sample(c: Contraction, t: Tile, samples: int, cells: tuple[int, i
 
 def instead(c: Contraction, t: Tile, others: Iterable[Tile]) -> Tile | None:
     """Of other tiles the first one whose results are joined as those of `t` are."""
-    mine = _writer(c, t, "", "", None)
-    same = (other for other in others if _results(_writer(c, other, "", "", None)) == _results(mine))
-    return next(same, None)
+    mine = _results(_writer(c, t, "", "", None))
+    return next((other for other in others if _results(_writer(c, other, "", "", None)) == mine), None)
 
 
 def _results(writer: Writer | WindowWriter) -> object:

@@ -2,9 +2,9 @@
 
 A half has the digits of a tf32 number, takes half the room and half the time, and has a smaller range: it is infinite
 from 65520 on, and has fewer digits below 2^-14.  So blocks *watch*: every one of those that lay operands out says, in a
-word of its own, whether it met a number that is not finite as a half, or a channel whose numbers, as far as it sampled
-them, are all small.  A second kernel of the same group, which multiplies in tf32, follows: unless some block has said
-so it ends at once, and else it is the one whose results stay.
+word of its own, whether it met a number that is not finite as a half, or a channel, or the weights of a feature, whose
+numbers, as far as it sampled them, are all small.  A second kernel of the same group, which multiplies in tf32,
+follows: unless some block has said so it ends at once, and else it is the one whose results stay.
 """
 
 from __future__ import annotations
@@ -107,8 +107,10 @@ class Watching(Guard):
     @property
     def look(self) -> Lines:
         channel = "channel" if self.c.channels_last else "channel * plane"
-        weights = "" if self.packing else " | small_weights(w, group, channel)"
-        return fill(_LOOK, channel=channel, threads=self.threads, weights=weights, word=self._word)
+        at = {"block": "sample * parts + part", "blocks": "gridDim.x * parts", "group": "group"}
+        names = {"word": self._word, "warps": f"({self.threads} / 32)", "warp": "warp"}
+        weights = [] if self.packing else fill(_LOOK_AT_WEIGHTS, **names, **at)
+        return [*fill(_LOOK, **names, channel=channel), *weights]
 
     @property
     def end(self) -> Lines:
@@ -116,7 +118,10 @@ class Watching(Guard):
 
     @property
     def pack_begin(self) -> Lines:
-        return [*fill(_BEGIN, word=_WORD), *fill(_LOOK_AT_WEIGHTS, warps=PACKING_THREADS // 32, word=_WORD)]
+        at = {"block": "blockIdx.x + gridDim.x * blockIdx.z", "blocks": "gridDim.x * gridDim.z"}
+        names = {"word": _WORD, "warps": PACKING_THREADS // 32, "warp": "threadIdx.x / 32"}
+        look = fill(_LOOK_AT_WEIGHTS, **names, **at, group="blockIdx.y / M_BLOCKS")
+        return [*fill(_BEGIN, word=_WORD), *look]
 
     @property
     def pack_end(self) -> Lines:
@@ -177,6 +182,7 @@ def kernel(first: Writer, instead: Writer, *, arch: str, needs: int) -> Kernel:
     sections = (
         *_named("in_halves", [*first.sections(), first.epilogue.finish(first.name)], (*own.launches, *behind)),
         *_named("in_tf32", instead.sections(), other.launches),
+        fill(_TYPES),
     )
     return replace(
         made,
@@ -200,6 +206,12 @@ def _named(name: str, sections: list[Lines], launches: tuple[Launch, ...]) -> li
     return [[f"namespace {name} {{"], *sections, [f"}}  // namespace {name}", *entries]]
 
 
+_TYPES = """
+// What launches names the types of pointers: `Element` is the same of both.
+using in_halves::Element;
+using in_halves::Operand;
+"""
+
 _WORD = "*word_of_block(unfit)"
 
 _WATCH = """
@@ -222,17 +234,20 @@ __device__ __forceinline__ bool all_small(const float (&sampled)[2]) {
     const bool large = fabsf(sampled[0]) >= SMALL || fabsf(sampled[1]) >= SMALL;
     return !__any_sync(0xffffffffu, large) && __popc(some) + __popc(others) > 2;
 }
-// The same of 64 that lie evenly among the `count` of a channel of the input, and among its weights.
+// The same of 64 that lie evenly among the `count` of a channel of the input, and among the weights of the first, the
+// second, ... channel, and then of the first feature and those behind it.
 __device__ __forceinline__ bool small_inputs(const Element* channel, long long count) {
     float sampled[2];
     for (int i = 0; i < 2; ++i) sampled[i] = channel[(threadIdx.x % 32 + 32 * i) * count / 64$apart];
     return all_small(sampled);
 }
-__device__ __forceinline__ bool small_weights(const Element* w, int group, int channel) {
+__device__ __forceinline__ bool small_weights(const Element* w, int group, int index) {
+    const bool of_channel = index < C;
     float sampled[2];
     for (int i = 0; i < 2; ++i) {
-        const long long at = (threadIdx.x % 32 + 32 * i) * (long long)(O * TAPS) / 64;
-        const int feature = at / TAPS, tap = at % TAPS;
+        const long long at = (threadIdx.x % 32 + 32 * i) * (long long)((of_channel ? O : C) * TAPS) / 64;
+        const int other = at / TAPS, tap = at % TAPS;
+        const int channel = of_channel ? index : other, feature = of_channel ? other : index - C;
         sampled[i] = w[(long long)($row) * TAPS + tap];
     }
     return all_small(sampled);
@@ -247,16 +262,16 @@ __syncthreads();
 
 _LOOK = """
 // A sample's blocks look at every channel once.
-for (int channel = part * ($threads / 32) + warp; channel < C; channel += parts * ($threads / 32)) {
+for (int channel = part * $warps + $warp; channel < C; channel += parts * $warps) {
     const long long plane = (long long)D * H * W;
-    if (small_inputs(x_sample + $channel, plane)$weights) $word = 1;
+    if (small_inputs(x_sample + $channel, plane)) $word = 1;
 }
 """
 
 _LOOK_AT_WEIGHTS = """
-const int in_group = blockIdx.y / M_BLOCKS;
-for (int channel = blockIdx.x * $warps + threadIdx.x / 32; channel < C; channel += gridDim.x * $warps)
-    if (small_weights(w, in_group, channel)) $word = 1;
+// Blocks that have the same features look at the weights of every channel, and of every feature, once.
+for (int i = ($block) * $warps + $warp; i < C + O; i += $blocks * $warps)
+    if (small_weights(w, $group, i)) $word = 1;
 """
 
 _ASKED = """

@@ -15,6 +15,7 @@ from warpgroup_cases import drawn, inf, nan
 
 from fusewright.codegen.cuda import contraction_record, generate, options
 from fusewright.codegen.cuda import warpgroup as cuda
+from fusewright.emit.kernel_text import parameters_of
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup, warpgroup_pools, warpgroup_positions
@@ -138,6 +139,24 @@ def test_tf32_where_halves_do_not(name: str, beyond: str) -> None:
         assert_right(f, halves_alone(k), x)
 
 
+@pytest.mark.parametrize(
+    "name", ["weights stay", "packed weights", "producers", "transposed", "positions, groups", "spread taps"]
+)
+@pytest.mark.parametrize("feature", [0, -1])
+def test_tf32_where_all_weights_of_a_feature_are_small(name: str, feature: int) -> None:
+    """What follows may make its values as large as others."""
+    case, way, wanted = CASES[name]
+    f, t = found(replace(case, before=("times channel",), bias=False, fold="", fold_dims=""), way, wanted)
+    rows = f.model.conv.weight.movedim(1, 0) if f.case.transposed else f.model.conv.weight
+    with torch.no_grad():
+        rows[feature] *= 2.0**-20
+        f.model.p[feature] *= 2.0**20
+    k, x = kernel(f, t), f.case.example()
+    assert_right(f, k, x)
+    with pytest.raises(AssertionError, match="beyond"):
+        assert_right(f, halves_alone(k), x)
+
+
 @pytest.mark.parametrize("value", [inf, -inf, nan, 7e4, -3e38])
 @pytest.mark.parametrize("name", ["weights stay", "producers", "positions, producers", "windows across threads"])
 def test_one_number_that_is_no_half(name: str, value: float) -> None:
@@ -193,6 +212,14 @@ def test_compiles_without_spills(name: str, producers: int) -> None:
     resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, "sm_90a"))
     assert {"fused_test", "fused_test_in_tf32"} <= resources.keys()
     assert all(r.stack == 0 for r in resources.values()), (t, resources)
+
+
+@pytest.mark.parametrize("name", ["weights stay", "packed weights"])
+def test_names_of_types_are_known_behind_it(name: str) -> None:
+    """The C++ that launches, in a solution, is written with them."""
+    k = kernel(*found(*CASES[name]))
+    types = [p.type for launch in k.launches for p in parameters_of(k.source, launch.entry)]
+    nvrtc.compile(f"{k.source}\n__device__ void launch({', '.join(types)});\n", "sm_90a")
 
 
 def test_golden() -> None:
