@@ -80,9 +80,9 @@ WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 20, 6
 OF_EACH_WAY, OF_PRODUCERS = 10, 12
 # Of those with producers that multiply halves, of all ways together: the best was the 35th of all by estimate once
-# (benchmarks/results/h200_halves_of_tf32.json).  They take twice as long to build; fewer are tried in tf32, which was
+# (benchmarks/results/h200_halves_of_tf32.json).  Beside these so many in tf32, with producers and without: they were
 # slower for all six groups of that file.
-OF_HALVES = 24
+OF_HALVES, BESIDE_HALVES = 24, 8
 
 # How many times the estimate of the best another tile of warpgroups may have: kernels whose estimate was 3.3 and 4.1
 # times the best one's took 3.4 and 4.4 times as long (benchmarks/results/h100_pools.json).
@@ -343,21 +343,18 @@ def _of_warpgroups(
     best, produced = _tiles_of_warpgroups(c, lengths, tf32, finders)
     parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]
     joined = [_of_warpgroup(c, t, n) for t, n in parts if n is not None]
-    tiles = best + produced
-    alone = [_of_warpgroup(c, t, None) for _, t in tiles]
     least = min((score for score, _ in best or produced), default=0.0)
     values = samples * prod(lengths) * c.features * c.op.groups
-    if not (takes_halves(c, tf32=tf32) and least * values >= WORTH_WATCHING * MULTIPROCESSORS * CLOCK):
-        return least, joined + alone
-    halves, produced = _tiles_of_warpgroups(in_halves(c), lengths, tf32, finders)
-    others = [t for _, t in sorted(tiles, key=_score)]
-    some = halves[:OF_EACH_WAY] + produced[:OF_HALVES]
-    pairs = ((changed(t, halves=True), score) for score, t in some)
-    scored = [(score, t, instead) for t, score in pairs if (instead := warpgroup.instead(c, t, others)) is not None]
-    if not scored:
-        return least, joined + alone
-    watched = [_watched(c, t, instead) for _, t, instead in scored]
-    return min(least, *(score for score, _, _ in scored)), watched + (joined + alone)[:OF_WARPGROUPS]
+    scored: list[tuple[float, warpgroup.Tile, warpgroup.Tile]] = []
+    if takes_halves(c, tf32=tf32) and least * values >= WORTH_WATCHING * MULTIPROCESSORS * CLOCK:
+        halves, filled = _tiles_of_warpgroups(in_halves(c), lengths, tf32, finders)
+        others = [t for _, t in sorted(best + produced, key=_score)]
+        some = ((score, changed(t, halves=True)) for score, t in halves[:OF_EACH_WAY] + filled[:OF_HALVES])
+        scored = [(score, t, other) for score, t in some if (other := warpgroup.instead(c, t, others)) is not None]
+    watched = [_watched(c, t, other) for _, t, other in scored]
+    few = BESIDE_HALVES if watched else None
+    alone = [_of_warpgroup(c, t, None) for _, t in best[:few] + produced[:few]]
+    return min([least, *(score for score, _, _ in scored)]), watched + joined + alone
 
 
 def _tiles_of_warpgroups(
