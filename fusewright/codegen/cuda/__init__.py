@@ -254,9 +254,12 @@ def _seconds_of(c: Contraction, product: bool, hints: Mapping[Any, int], tf32: b
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return inf
     lengths, samples = _cells(c, hints), sizes(c.x, hints)[0]
-    values = samples * prod(lengths) * c.features * c.op.groups
-    cycles = _of_contraction(c, lengths, samples, product, tf32, capability).cycles
-    return cycles * values / (MULTIPROCESSORS * CLOCK)
+    return _taken(c, lengths, samples, _of_contraction(c, lengths, samples, product, tf32, capability).cycles)
+
+
+def _taken(c: Contraction, lengths: tuple[int, int, int], samples: int, cycles: float) -> float:
+    """Seconds that so many cycles of one multiprocessor per cell and output channel come to."""
+    return cycles * samples * prod(lengths) * c.features * c.op.groups / (MULTIPROCESSORS * CLOCK)
 
 
 def seconds_alone(conv: Node, hints: Mapping[Any, int], *, tf32: bool, capability: int | None) -> float:
@@ -344,9 +347,8 @@ def _of_warpgroups(
     parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]
     joined = [_of_warpgroup(c, t, n) for t, n in parts if n is not None]
     least = min((score for score, _ in best or produced), default=0.0)
-    values = samples * prod(lengths) * c.features * c.op.groups
     scored: list[tuple[float, warpgroup.Tile, warpgroup.Tile]] = []
-    if takes_halves(c, tf32=tf32) and least * values >= WORTH_WATCHING * MULTIPROCESSORS * CLOCK:
+    if takes_halves(c, tf32=tf32) and _taken(c, lengths, samples, least) >= WORTH_WATCHING:
         halves, filled = _tiles_of_warpgroups(in_halves(c), lengths, tf32, finders)
         others = [t for _, t in sorted(best + produced, key=_score)]
         some = ((score, changed(t, halves=True)) for score, t in halves[:OF_EACH_WAY] + filled[:OF_HALVES])

@@ -171,7 +171,7 @@ def kernel(first: Writer, instead: Writer, *, arch: str, needs: int) -> Kernel:
     made, splits = record(first, needs=needs, arch=arch), splits_of(first)
     own, other = (launched(w, splits, w.guard.arguments) for w in (first, instead))
     assert first.epilogue.results(first.name, splits) == instead.epilogue.results(first.name, splits), first.t
-    unfit = Array("unfit", (words(first),), torch.int32)
+    unfit = Array("unfit", (instead.instead_of,), torch.int32)
     packed = [replace(array, name=f"{array.name}_again") for array in other.scratch]
     again = [
         replace(launch, arguments=tuple(_again(argument, other.scratch) for argument in launch.arguments))

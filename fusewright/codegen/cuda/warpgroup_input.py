@@ -51,7 +51,7 @@ class Input:
             over = f" / {advance.denominator}" if advance.denominator > 1 else ""
             names |= {f"low_{a}": low, f"advance_{a}": f"{advance.numerator}{over}"}
         names |= contraction_walk.names(walks)
-        rounds = c.multiplied == torch.float32
+        said, changed, written = self._put
         there = f"places.to[n] > {names['no_run']}" + (text.ALONE if self._last_alone else "")
         return fill(
             text.STAGE,
@@ -66,24 +66,23 @@ class Input:
             plane=[] if c.channels_last else fill(text.PLANE),
             start=self._at("first", "low_d", "low_h", "low_w"),
             read=self._read(),
-            changed=self._changed(),
-            write=fill(self._written, there=there),
-            rounding=", rounded to tf32" if rounds else ", as halves" if c.halves else "",
+            changed=fill(changed) if changed else [],
+            write=fill(written, there=there),
+            rounding=said,
             operand=operand(c),
             most=", unsigned& most" if c.halves else "",
         )
 
-    def _changed(self) -> Lines:
-        """What becomes of what was read before it is written."""
-        if self.c.halves:
-            return fill(text.HALVED)
-        rounds = self.c.multiplied == torch.float32
-        return fill(text.ROUND) if rounds else fill(text.TURNED) if self._words else []
-
     @property
-    def _written(self) -> str:
-        """The text by which that is written."""
-        return text.WRITE_HALVES if self.c.halves else text.WRITE_WORDS if self._words else text.WRITE_VECTOR
+    def _put(self) -> tuple[str, str, str]:
+        """Texts: what becomes of what was read, in words and in statements, and how that is written."""
+        if self.c.halves:
+            return ", as halves", text.HALVED, text.WRITE_HALVES
+        if self._words:
+            return "", text.TURNED, text.WRITE_WORDS
+        if self.c.multiplied == torch.float32:
+            return ", rounded to tf32", text.ROUND, text.WRITE_VECTOR
+        return "", "", text.WRITE_VECTOR
 
     @property
     def _words(self) -> staging.Words | None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from contraction_cases import Case, Found, find, tolerance
+from contraction_cases import Case, Found, find
 from emulation.emulate import ORDERS, emulate
-from warpgroup_cases import drawn, inf, nan
+from warpgroup_cases import assert_kernel_right, drawn, inf, nan
 
 from fusewright.codegen.cuda import contraction_record, generate, options
 from fusewright.codegen.cuda import warpgroup as cuda
@@ -94,22 +94,13 @@ def found(case: Case, way: str, wanted: dict[str, Any]) -> tuple[Found, Any]:
     return f, next(t for t in tiles(f, way) if all(getattr(t, key) == value for key, value in wanted.items()))
 
 
-def assert_right(f: Found, k: Kernel, x: torch.Tensor, order: str = "forward", sanitize: bool = False) -> torch.Tensor:
-    want, size = f.reference(x)
-    got = emulate(k, *f.tensors(x), order=order, sanitize=sanitize)
-    assert got.shape == want.shape and got.dtype == torch.float32
-    error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
-    assert error.max() <= tolerance(f.case), f"{error.max()} is beyond"
-    return got
-
-
 @pytest.mark.parametrize(("case", "way", "wanted"), EACH)
 @pytest.mark.sampled
 def test_halves_do(case: Case, way: str, wanted: dict[str, Any]) -> None:
     """In all orders of threads, with the same bits, and nothing has to step in."""
     f, t = found(case, way, wanted)
     k, x = kernel(f, t), case.example()
-    first, *others = (assert_right(f, k, x, order) for order in ORDERS)
+    first, *others = (assert_kernel_right(f, k, x, order) for order in ORDERS)
     assert all(torch.equal(first, other) for other in others)
     assert torch.equal(first, emulate(halves_alone(k), *f.tensors(x)))
 
@@ -134,9 +125,9 @@ def test_tf32_where_halves_do_not(name: str, beyond: str) -> None:
     with torch.no_grad():
         f.model.conv.weight[:, 0] = f.case.short(f.model.conv.weight[:, 0] * of_w)
     k = kernel(f, t)
-    assert_right(f, k, x)
+    assert_kernel_right(f, k, x)
     with pytest.raises(AssertionError, match="beyond"):
-        assert_right(f, halves_alone(k), x)
+        assert_kernel_right(f, halves_alone(k), x)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +143,9 @@ def test_tf32_where_all_weights_of_a_feature_are_small(name: str, feature: int) 
         rows[feature] *= 2.0**-20
         f.model.p[feature] *= 2.0**20
     k, x = kernel(f, t), f.case.example()
-    assert_right(f, k, x)
+    assert_kernel_right(f, k, x)
     with pytest.raises(AssertionError, match="beyond"):
-        assert_right(f, halves_alone(k), x)
+        assert_kernel_right(f, halves_alone(k), x)
 
 
 @pytest.mark.parametrize("value", [inf, -inf, nan, 7e4, -3e38])
@@ -174,7 +165,7 @@ def test_one_number_that_is_no_half(name: str, value: float) -> None:
 @pytest.mark.parametrize("name", ["packed weights", "producers, packed weights", "held positions", "channels last"])
 def test_sanitizers_find_nothing(name: str) -> None:
     f, t = found(*CASES[name])
-    assert_right(f, kernel(f, t), f.case.example(), sanitize=True)
+    assert_kernel_right(f, kernel(f, t), f.case.example(), sanitize=True)
 
 
 @pytest.mark.parametrize("name", ["stored", "over channels", "over positions"])
@@ -190,7 +181,7 @@ def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -
     for producers in (0, 4):
         f, t = found(case, "features", {**small, "producers": producers})
         for order in ORDERS:
-            assert_right(f, kernel(f, t), f.case.example(), order)
+            assert_kernel_right(f, kernel(f, t), f.case.example(), order)
 
 
 # -- what compiles: real sizes, for sm_90a
@@ -270,5 +261,5 @@ def _random(seed: int) -> None:
     f, rng = drawn(any_tiles, seed)
     k = kernel(f, rng.choice(any_tiles(f)))
     x = f.case.example()
-    got = assert_right(f, k, x, ORDERS[seed % 3])
+    got = assert_kernel_right(f, k, x, ORDERS[seed % 3])
     assert torch.equal(got, emulate(halves_alone(k), *f.tensors(x)))

@@ -71,14 +71,20 @@ def drawn(tiles: Tiles[T], seed: int) -> tuple[Found, random.Random]:
 def assert_right(
     f: Found, t: cuda.Tile, order: str = "forward", sanitize: bool = False, blocks: int | None = None
 ) -> None:
-    x = f.case.example()
+    assert_kernel_right(f, kernel(f, t, blocks), f.case.example(), order, sanitize)
+
+
+def assert_kernel_right(
+    f: Found, k: Kernel, x: torch.Tensor, order: str = "forward", sanitize: bool = False
+) -> torch.Tensor:
+    """The same of a kernel and an input; what it gives."""
     want, size = f.reference(x)
-    record = kernel(f, t, blocks)
-    assert record.arch == "sm_90a" and "wgmma_" in record.source
-    got = emulate(record, *f.tensors(x), order=order, sanitize=sanitize)
+    assert k.arch == "sm_90a" and "wgmma_" in k.source
+    got = emulate(k, *f.tensors(x), order=order, sanitize=sanitize)
     assert got.shape == want.shape and got.dtype == f.case.dtype
     error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
-    assert error.max() <= tolerance(f.case), t
+    assert error.max() <= tolerance(f.case), f"{error.max()} is beyond"
+    return got
 
 
 def assert_orders_agree(f: Found, t: cuda.Tile) -> None:
