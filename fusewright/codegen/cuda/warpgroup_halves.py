@@ -9,7 +9,7 @@ follows: unless some block has said so it ends at once, and else it is the one w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -40,119 +40,52 @@ class Guard:
     pack_begin, pack_end    the same of the launch that packs
     """
 
-    @property
-    def parameter(self) -> str:
-        return ""
-
-    @property
-    def arguments(self) -> tuple[Argument, ...]:
-        return ()
-
-    @property
-    def functions(self) -> Lines:
-        return []
-
-    @property
-    def begin(self) -> Lines:
-        return []
-
-    @property
-    def look(self) -> Lines:
-        return []
-
-    @property
-    def end(self) -> Lines:
-        return []
-
-    @property
-    def pack_begin(self) -> Lines:
-        return []
-
-    @property
-    def pack_end(self) -> Lines:
-        return []
+    parameter: str = ""
+    arguments: tuple[Argument, ...] = ()
+    functions: Lines = field(default_factory=list)
+    begin: Lines = field(default_factory=list)
+    look: Lines = field(default_factory=list)
+    end: Lines = field(default_factory=list)
+    pack_begin: Lines = field(default_factory=list)
+    pack_end: Lines = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Watching(Guard):
-    """Of the kernel that multiplies halves, whose blocks have so many `threads` (text) and weights that `stay`, or a
+def watching(c: Contraction, threads: str, packing: int) -> Guard:
+    """Of the kernel that multiplies halves, whose blocks have so many `threads` (text), and weights that stay, or a
     launch of so many `packing` blocks ahead of it."""
-
-    c: Contraction
-    threads: str
-    packing: int
-
-    @property
-    def parameter(self) -> str:
-        return ", unsigned* __restrict__ unfit"
-
-    @property
-    def arguments(self) -> tuple[Argument, ...]:
-        return (UNFIT,)
-
-    @property
-    def functions(self) -> Lines:
-        row = "(group * C + channel) * O + feature" if self.c.op.transposed else "(group * O + feature) * C + channel"
-        return fill(_WATCH, row=row, apart=" * (GROUPS * C)" if self.c.channels_last else "")
-
-    @property
-    def begin(self) -> Lines:
-        return fill(_BEGIN, word=self._word)
-
-    @property
-    def _word(self) -> str:
-        """Text: the word of a block, found again each time, since a thread has no registers to keep it in."""
-        return f"*word_of_block(unfit{f' + {self.packing}' if self.packing else ''})"
-
-    @property
-    def look(self) -> Lines:
-        channel = "channel" if self.c.channels_last else "channel * plane"
-        at = {"block": "sample * parts + part", "blocks": "gridDim.x * parts", "group": "group"}
-        names = {"word": self._word, "warps": f"({self.threads} / 32)", "warp": "warp"}
-        weights = [] if self.packing else fill(_LOOK_AT_WEIGHTS, **names, **at)
-        return [*fill(_LOOK, **names, channel=channel), *weights]
-
-    @property
-    def end(self) -> Lines:
-        return [f"if (beyond_halves(most)) {self._word} = 1;"]
-
-    @property
-    def pack_begin(self) -> Lines:
-        at = {"block": "blockIdx.x + gridDim.x * blockIdx.z", "blocks": "gridDim.x * gridDim.z"}
-        names = {"word": _WORD, "warps": PACKING_THREADS // 32, "warp": "threadIdx.x / 32"}
-        look = fill(_LOOK_AT_WEIGHTS, **names, **at, group="blockIdx.y / M_BLOCKS")
-        return [*fill(_BEGIN, word=_WORD), *look]
-
-    @property
-    def pack_end(self) -> Lines:
-        return [f"if (beyond_halves(most)) {_WORD} = 1;"]
+    # The word of a block is found again each time: a thread has no registers to keep its place in.
+    packed = "*word_of_block(unfit)"
+    word = f"*word_of_block(unfit + {packing})" if packing else packed
+    row = "(group * C + channel) * O + feature" if c.op.transposed else "(group * O + feature) * C + channel"
+    block = {"warps": f"({threads} / 32)", "warp": "warp", "word": word}
+    look = fill(_LOOK, **block, channel="channel" if c.channels_last else "channel * plane")
+    if not packing:
+        every = {"block": "sample * parts + part", "blocks": "gridDim.x * parts", "group": "group"}
+        look += fill(_LOOK_AT_WEIGHTS, **block, **every)
+    ahead = {"block": "blockIdx.x + gridDim.x * blockIdx.z", "blocks": "gridDim.x * gridDim.z"}
+    ahead |= {"warps": str(PACKING_THREADS // 32), "warp": "threadIdx.x / 32", "word": packed}
+    return Guard(
+        parameter=", unsigned* __restrict__ unfit",
+        arguments=(UNFIT,),
+        functions=fill(_WATCH, row=row, apart=" * (GROUPS * C)" if c.channels_last else ""),
+        begin=fill(_BEGIN, word=word),
+        look=look,
+        end=fill(_END, word=word),
+        pack_begin=[*fill(_BEGIN, word=packed), *fill(_LOOK_AT_WEIGHTS, **ahead, group="blockIdx.y / M_BLOCKS")],
+        pack_end=fill(_END, word=packed),
+    )
 
 
-@dataclass(frozen=True)
-class Instead(Guard):
+def asking(words: Expression) -> Guard:
     """Of the kernel that multiplies in tf32, where one of so many `words` says so."""
-
-    words: Expression
-
-    @property
-    def parameter(self) -> str:
-        return ", const unsigned* __restrict__ unfit, int words"
-
-    @property
-    def arguments(self) -> tuple[Argument, ...]:
-        return UNFIT, Argument("int", self.words)
-
-    @property
-    def functions(self) -> Lines:
-        return fill(_ASKED)
-
-    @property
-    def begin(self) -> Lines:
-        return ["if (!asked(unfit, words)) return;"]
-
-    @property
-    def pack_begin(self) -> Lines:
-        return self.begin
+    unless = ["if (!asked(unfit, words)) return;"]
+    return Guard(
+        parameter=", const unsigned* __restrict__ unfit, int words",
+        arguments=(UNFIT, Argument("int", words)),
+        functions=fill(_ASKED),
+        begin=unless,
+        pack_begin=unless,
+    )
 
 
 def words(w: Writer) -> Expression:
@@ -212,8 +145,6 @@ using in_halves::Element;
 using in_halves::Operand;
 """
 
-_WORD = "*word_of_block(unfit)"
-
 _WATCH = """
 // Halves have the digits of tf32 for numbers from 2^-14 to 65504: what is rounded off smaller ones counts if there are
 // no others.
@@ -258,6 +189,10 @@ _BEGIN = """
 unsigned most = 0;    // the largest sizes of the halves that this thread makes
 if (threadIdx.x == 0) $word = 0;
 __syncthreads();
+"""
+
+_END = """
+if (beyond_halves(most)) $word = 1;
 """
 
 _LOOK = """

@@ -28,7 +28,7 @@ from fusewright.codegen.cuda.contraction_record import cluster_of, joined, param
 from fusewright.codegen.cuda.contraction_weights import Phases
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.cuda.warpgroup_epilogue import PhasesEpilogue
-from fusewright.codegen.cuda.warpgroup_halves import Guard, Instead, Watching, packing_blocks
+from fusewright.codegen.cuda.warpgroup_halves import Guard, asking, packing_blocks, watching
 from fusewright.codegen.cuda.warpgroup_input import Input
 from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_steps import Steps
@@ -73,15 +73,15 @@ class Writer:
 
     instead_of: Expression = ""
 
-    @property
+    @cached_property
     def guard(self) -> Guard:
         """What it says or asks about halves."""
         if self.instead_of:
-            return Instead(self.instead_of)
+            return asking(self.instead_of)
         if not self.c.halves:
             return Guard()
         packing = packing_blocks(self.weights.packing(self.name))
-        return Watching(self.c, warpgroup_input.all_threads(self.t), packing)
+        return watching(self.c, warpgroup_input.all_threads(self.t), packing)
 
     def blocks_per_sample(self, samples: int, cells: tuple[int, int, int]) -> int | None:
         """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: none fits."""
