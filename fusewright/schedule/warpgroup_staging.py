@@ -486,10 +486,16 @@ def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
 
 
 def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
-    """Bytes of shared memory: two tiles of the input, weights, twice where they do not stay, and landings of both
-    halves."""
+    """Bytes of shared memory: two tiles of the input, weights, twice where they do not stay, landings of both halves,
+    and of weights that are copied."""
     x, weights = staged(c, t).vectors * staged(c, t).plane, slice_vectors(c, t)
-    return 16 * (2 * x + (weights if t.stay else 2 * weights) + t.lands)
+    return 16 * (2 * x + (weights if t.stay else 2 * weights) + t.lands + copies_weights(c, t))
+
+
+def copies_weights(c: Contraction, t: WarpgroupCut) -> bool:
+    """Whether weights that stay are laid out by a launch beforehand, and copied, as those that do not stay are: where
+    a kernel is several launches anyway."""
+    return t.stay and c.halves
 
 
 def shared_bytes(c: Contraction, t: WarpgroupCut) -> int:

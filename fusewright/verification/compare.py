@@ -155,11 +155,13 @@ def _non_finite_fault(sample: Sample, rules: Rules) -> str:
     invented = ~candidate.isfinite() & eager.isfinite()
     if bool(invented.any()):
         return f"{int(invented.sum())} elements are NaN or Inf where eager's are finite"
-    if rules.planted == "nan":
-        lost = eager.isnan() & ~candidate.isnan()
-        return f"{int(lost.sum())} NaN of eager's are missing" if bool(lost.any()) else ""
+    truth = _parts(sample.truth)
+    if rules.planted == "nan":  # which reaches the truth as well: other NaN of eager's come from overflows
+        lost = truth.isnan() & eager.isnan() & ~candidate.isnan()
+        if bool(lost.any()):
+            return f"{int(lost.sum())} NaN of eager's are missing"
     # Eager overflowed: the candidate may too, or may have found the finite truth, which the norms then judge.
-    lost = ~eager.isfinite() & candidate.isfinite() & ~_parts(sample.truth).isfinite()
+    lost = ~eager.isfinite() & candidate.isfinite() & ~truth.isfinite()
     return f"{int(lost.sum())} elements are finite where eager's are not" if bool(lost.any()) else ""
 
 

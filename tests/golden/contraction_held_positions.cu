@@ -317,32 +317,52 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
 constexpr int POSITIONS = 128, ROW_PITCH = 132, TEAM = 4;    // a team's warps
 struct alignas(8) Neighbours { float first, second; };
 
-// Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
-// many `features`, and `left` elements of their rows.  What several rows have is read before any of it is written.
-__device__ __forceinline__ void write_rows(const float* rows, Element* to, long long plane, int features, int left,
+// Write them, each warp of the team some, whole parts of memory at a time, of which a lane has RUN neighbours: the
+// first one begins at `to`; there are so many `features`, and `left` elements of their rows.  What several rows have is
+// read before any of it is written.
+template <int RUN>
+__device__ __forceinline__ void write_runs(const float* rows, Element* to, long long plane, int features, int left,
                                            int member, int lane) {
-    constexpr int PARTS = (POSITIONS + 62) / 32, AT_ONCE = 2;
+    struct alignas(RUN * sizeof(float)) Held { float element[RUN]; };
+    struct alignas(RUN * sizeof(Element)) Run { Element element[RUN]; };
+    constexpr int PART = 32 * RUN, PARTS = (POSITIONS + 2 * PART - RUN - 1) / PART, AT_ONCE = 2;
 #pragma unroll 1
     for (int first = member; first < 8; first += AT_ONCE * TEAM) {
-        float values[AT_ONCE][PARTS];
-        int at[AT_ONCE];
+        Held values[AT_ONCE][PARTS];
+        int at[AT_ONCE];    // a lane's first column, before the row in parts that it has the end of
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const int feature = first + i * TEAM;
-            at[i] = lane - int(reinterpret_cast<unsigned long long>(to + feature * plane) / sizeof(Element) % 32);
+            at[i] = RUN * lane - int(reinterpret_cast<unsigned long long>(to + feature * plane) / sizeof(Element) % PART);
 #pragma unroll
-            for (int k = 0; k < PARTS; ++k)
-                values[i][k] = rows[feature * ROW_PITCH + min(max(at[i] + 32 * k, 0), POSITIONS - 1)];
+            for (int k = 0; k < PARTS; ++k) {
+                int column = at[i] + PART * k;
+                if (k == 0) column = max(column, 0);
+                if (PART * (k + 1) > POSITIONS) column = min(column, POSITIONS - RUN);
+                values[i][k] = *reinterpret_cast<const Held*>(rows + feature * ROW_PITCH + column);
+            }
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const int feature = first + i * TEAM, count = feature < features ? left : 0;
             Element* const row = to + feature * plane + at[i];
 #pragma unroll
-            for (int k = 0; k < PARTS; ++k)
-                if (unsigned(at[i] + 32 * k) < unsigned(count)) row[32 * k] = narrow_to<Element>::of(values[i][k]);
+            for (int k = 0; k < PARTS; ++k) {
+                Run run;
+#pragma unroll
+                for (int j = 0; j < RUN; ++j) run.element[j] = narrow_to<Element>::of(values[i][k].element[j]);
+                if (at[i] < count - PART * k && (k > 0 || at[i] > -1)) *reinterpret_cast<Run*>(row + PART * k) = run;
+            }
         }
     }
+}
+__device__ __forceinline__ void write_rows(const float* rows, Element* to, long long plane, int features, int left,
+                                           int member, int lane) {
+    const bool even = (reinterpret_cast<unsigned long long>(to) / sizeof(*to) | plane | left) % 2 == 0;
+    if (even)    // rows begin and end with whole pairs
+        write_runs<2>(rows, to, plane, features, left, member, lane);
+    else
+        write_runs<1>(rows, to, plane, features, left, member, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)

@@ -271,6 +271,40 @@ def test_near_ties_do_not_hide_a_wrong_gradient() -> None:
     assert "gradients" in failed(verify(Switches(), SwitchesWrong(), (x,)))
 
 
+class Vanishing(nn.Module):
+    """A tiny number, or 0, times one that is infinite in float32."""
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return self.of((a + b) + c)
+
+    def of(self, exponent: Tensor) -> Tensor:
+        return exponent.exp() * ((-exponent).exp() * 2)
+
+
+class VanishingRounded(Vanishing):
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return self.of(a + (b + c))
+
+
+class VanishingWithoutNaN(Vanishing):
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return super().forward(a, b, c).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def test_overflows_of_eagers_are_no_planted_nan() -> None:
+    """Whether the tiny number is 0, and infinitely many of it are NaN, is a matter of rounding."""
+    torch.manual_seed(0)
+    a, c = -20 - 20 * torch.rand(2, 8, 64)
+    exponents = torch.linspace(-104.5, -87.0, 2**22)
+    least = exponents[exponents.exp() > 0][0].item()  # below which an exponential is 0
+    given = a, (least - 3e-6 - a.double() - c.double()).float(), c  # rounded to either side of it
+    eager, other = Vanishing()(*given), VanishingRounded()(*given)
+    assert (eager.isnan() & ~other.isnan()).any() and (other.isnan() & ~eager.isnan()).any()
+    verdict = verify(Vanishing(), VanishingRounded(), given)
+    assert verdict.ok, details(verdict)
+    assert "nan" in failed(verify(Vanishing(), VanishingWithoutNaN(), given))
+
+
 # -- planted faults ---------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusewright.codegen.cpp import ELEMENT
+from fusewright.codegen.cuda import contraction_finish_text as finish
 from fusewright.codegen.cuda.contraction_values import ValueText
 from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, fill
@@ -109,16 +110,20 @@ class ElementText(ValueText):
     def late_names(self, first: str) -> dict[str, object]:
         """What the templates that write rows say of it; the first row is that of the block's feature `first`."""
         if not self.late:
-            return {"template": [], "more": "", "reads": [], "change": "values[i][k]", "given": ""}
+            plain = {"template": [], "class": "", "more": "", "reads": [], "change": "values[i][k].element[j]"}
+            return {**plain, "write": fill(finish.WRITE_RUNS), "given": ""}
         names, types = self.beside, self._types
         reads: Lines = []
         for name in names:
             reads += fill(_READ_ROWS, name=name)
-        here = ", ".join(["values[i][k]", "channel + feature", *(f"{name}_here[i][k]" for name in names)])
+        here = ", ".join(["values[i][k].element[j]", "channel + feature", *(f"{name}_here[i][k]" for name in names)])
         pointers = "".join(f", const {types[name]}* {name}" for name in names)
         given = "".join(f", {name}_from + ({first}) * plane" for name in names)
+        passed = "".join(f", {name}" for name in ("before", "channel", *names))
         return {
             "template": ["template <class Change>"],
+            "class": ", class Change",
+            "write": fill(finish.WRITE_ROWS_BESIDE, given=passed),
             "more": f", const Change& before, int channel{pointers}",
             "reads": reads,
             "change": f"before({here})",

@@ -39,11 +39,13 @@ class Steps:
     def first(self) -> Lines:
         """Stage what the first step of the first tile needs."""
         if self.t.producers:
-            return warpgroup_producers.first_turn(self.c, self.t)
+            return [*self.weights.all_landed(), *warpgroup_producers.first_turn(self.c, self.t)]
         staged = ["read_input();", "write_input(x_tile);"]
         order = [_SOONER] if self._several else []
         if self.t.stay:
-            return [*order, *block("if (part < tiles)", staged), "fence_async();"]
+            copied = self.weights.all_landed()
+            meet = ["__syncthreads();    // until the landing of weights is open"] if copied else []
+            return [*order, *block("if (part < tiles)", staged), "fence_async();", *meet, *copied]
         copied = [*self.weights.copy(self.weights.passes[0], "0", "0"), self.weights.copied("0")]
         opened = ["fence_async();", "__syncthreads();    // until landings are open"]
         begun = block("if (part < tiles)", [*copied, *staged, *self.weights.landed()])

@@ -1,8 +1,8 @@
 """The weights of a contraction that warpgroups multiply: where they lie, and how they get there.
 
 They stay in shared memory, laid out there by the block itself, or a launch beforehand *packs* them in the order in
-which they are multiplied, and every step copies some that follow each other: one thread says so, and when they have
-landed, a *landing* in shared memory.
+which they are multiplied, and every step copies some that follow each other, or a block all that stay: one thread says
+so, and when they have landed, a *landing* in shared memory.
 """
 
 from __future__ import annotations
@@ -128,7 +128,12 @@ class WarpgroupWeights:
     def packing(self, name: str) -> Packing | None:
         """Of the weights of every block, unless they stay where a block lays them out itself."""
         elements = self.blocks * self.of_block
-        return None if self.t.stay else packing(name, self.chunks, self.blocks, elements, self.c.multiplied)
+        return packing(name, self.chunks, self.blocks, elements, self.c.multiplied) if self.packed else None
+
+    @property
+    def packed(self) -> bool:
+        """Whether a launch beforehand lays them out."""
+        return not self.t.stay or staging.copies_weights(self.c, self.t)
 
     # -- the text
 
@@ -143,32 +148,40 @@ class WarpgroupWeights:
             place.pack,
             **(_CHANNEL if self.c.unfolded is None else _UNFOLDED),
             row=row,
-            start="threadIdx.x" if self.t.stay else f"blockIdx.z * {PACKING_THREADS} + threadIdx.x",
-            step=all_threads(self.t) if self.t.stay else f"gridDim.z * {PACKING_THREADS}",
+            start=f"blockIdx.z * {PACKING_THREADS} + threadIdx.x" if self.packed else "threadIdx.x",
+            step=f"gridDim.z * {PACKING_THREADS}" if self.packed else all_threads(self.t),
             put=place.put.format(value=value),
             halved=fill(_HALVED) if halves else [],
             most=", unsigned& most" if halves else "",
             operand=operand(self.c),
         )
         found = [place.where, tap_steps(self.c), phase]
-        if not self.t.stay:
+        if self.packed:
             packing = self._pack_phases("packed", "chunk")
             named = {"operand": operand(self.c), "parameter": guard.parameter}
             about = {"begin": guard.pack_begin, "end": guard.pack_end, "phases": packing}
             found.append(fill(warpgroup_text.PACK, **named, **about, name=f"{name}_pack", block=self.of_block))
+        if not self.t.stay:
             names = {"operand": operand(self.c), "of_block": self.of_block}
             found.append(fill(warpgroup_text.STAGE_WEIGHTS, **names, thread=staging_thread(self.t)))
         return found
 
     def at_hand(self) -> Lines:
-        """Lay out weights that stay."""
+        """Lay out weights that stay, or start copying them."""
         if not self.t.stay:
             return []
+        if self.packed:
+            behind = self.tile + (16 // self.c.multiplied.itemsize if self.t.lands else 0)
+            return fill(_COPIED, behind=behind, block=self.of_block, operand=operand(self.c))
         if self.chunks == 1:
             return self._pack_phases("w_tile", "0")
         count = "ceil_div(C, CHUNK)" if self.c.unfolded is None else self.chunks
         loop = f"for (int chunk = 0; chunk < {count}; ++chunk)"
         return [f"{loop} {{", *indent(self._pack_phases("w_tile", "chunk")), "}"]
+
+    def all_landed(self) -> Lines:
+        """Behind a meeting of all threads, wait until those that stay are there."""
+        return ["landing_wait(weights, 0);"] if self.t.stay and self.packed else []
 
     def staged_at(self, index: int) -> int:
         """Where a phase's part is among those that are staged at a time: of its pass."""
@@ -237,6 +250,18 @@ most = largest_halves(most, half.bits);
 _LANDINGS = """
 unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + $behind);    // one for each half
 if (threadIdx.x == 0) landing_open(landings, $threads), landing_open(landings + 1, $threads);
+"""
+
+
+# All that stay, by one thread.
+_COPIED = """
+unsigned long long* const weights = reinterpret_cast<unsigned long long*>(w_tile + $behind);    // their landing
+if (threadIdx.x == 0) {
+    landing_open(weights, 1);
+    fence_async();    // a copy finds it open
+    copy_bulk(w_tile, packed + (long long)blockIdx.z * $block, $block * int(sizeof($operand)), weights);
+    landing_close(weights);
+}
 """
 
 

@@ -112,9 +112,9 @@ CASES: dict[str, tuple[str, Case, dict[str, Any]]] = {
 }
 
 
-def found(name: str) -> tuple[Found, Any]:
+def found(name: str, cases: dict[str, tuple[str, Case, dict[str, Any]]] = CASES) -> tuple[Found, Any]:
     """The group of a case, and the best tile that is as wanted and writes rows."""
-    family, case, wanted = CASES[name]
+    family, case, wanted = cases[name]
     f = find(case, boxed=family == "windows" or "by_warp" in wanted)
     assert isinstance(f, Found), f
     wanted = {
@@ -155,6 +155,24 @@ def test_stays_inside(name: str) -> None:
     assert ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf).max() <= tolerance(
         f.case, boxed=f.group.box is not None
     )
+
+
+@pytest.mark.parametrize("width", [48, 47])
+@pytest.mark.parametrize("name", ["warps", "features", "positions", "windows"])
+def test_neighbours_are_written_together_where_rows_have_pairs(name: str, width: int) -> None:
+    """The way for other rows is not taken, and is for these: features of an odd number of elements."""
+    family, case, wanted = CASES[name]
+    last = 4 * width - 1 if family == "windows" else width + 24 if family == "positions" else width
+    f, t = found(name, {name: (family, replace(case, sizes=(case.sizes[0] | 1, last)), wanted)})
+    even = f.reference(x := f.case.example())[0].shape[-1] % 2 == 0
+    taken, other = ("2", "1") if even else ("1", "2")
+    k = kernel(f, t)
+    calls = {run: f"write_runs<{run}>(rows, to, plane, features, left, member, lane);" for run in "12"}
+    assert all(k.source.count(call) == 1 for call in calls.values())
+    plain = emulate(k, *f.tensors(x))
+    assert torch.equal(plain, emulate(replace(k, source=k.source.replace(calls[other], ";")), *f.tensors(x)))
+    missing = emulate(replace(k, source=k.source.replace(calls[taken], ";")), *f.tensors(x))
+    assert not torch.equal(plain, missing)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from contraction_cases import Case, Found, find
+from emulation.build import EmulationError
 from emulation.emulate import ORDERS, emulate
 from warpgroup_cases import assert_kernel_right, drawn, inf, nan
 
@@ -162,7 +163,20 @@ def test_one_number_that_is_no_half(name: str, value: float) -> None:
     assert ((got - want)[there].abs() <= 2e-3 * (1 + want[there].abs())).all()
 
 
-@pytest.mark.parametrize("name", ["packed weights", "producers, packed weights", "held positions", "channels last"])
+@pytest.mark.parametrize("name", ["weights stay", "producers", "held weights", "positions, producers"])
+def test_weights_that_stay_are_copied(name: str) -> None:
+    """A launch lays them out, and a block that does not wait until they are there is found."""
+    case, way, wanted = CASES[name]
+    f, t = found(case, way, {**wanted, "stay": True})
+    k, x = kernel(f, t), f.case.example()
+    assert [launch.entry for launch in k.launches[:2]] == ["fused_test_pack", "fused_test"]
+    wait = "landing_wait(weights, 0);"
+    assert k.source.count(wait) == 1 and k.source.count("copy_bulk(w_tile, packed") == 1
+    with pytest.raises(EmulationError):
+        emulate(replace(k, source=k.source.replace(wait, "")), *f.tensors(x))
+
+
+@pytest.mark.parametrize("name", ["weights stay", "packed weights", "producers", "held positions", "channels last"])
 def test_sanitizers_find_nothing(name: str) -> None:
     f, t = found(*CASES[name])
     assert_kernel_right(f, kernel(f, t), f.case.example(), sanitize=True)
