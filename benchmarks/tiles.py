@@ -30,9 +30,10 @@ from random_configurations import drawn
 from torch import nn
 
 import fusewright.codegen.cuda as cuda
-from fusewright import tuning
+from fusewright import racing
 from fusewright.measure import environment, save_results
 from fusewright.pipeline import build
+from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
 from fusewright.schedule import warpgroup, warpgroup_pools, warpgroup_positions
 from fusewright.schedule.changed import changed
@@ -181,17 +182,17 @@ class Table:
             return Decision(options[0])
         tiles = list(self._tiles(group.record, tuner, group, options))
         kernels = [tuner._kernel(group, name, option) for _, option in tiles]
-        launchers = [tuning.launcher(kernel) for kernel in kernels]
+        launchers = [launcher(kernel) for kernel in kernels]
         with ThreadPoolExecutor(16) as pool:
-            built = list(pool.map(lambda one: tuning._loads(one, tuner.device), launchers))
+            built = list(pool.map(lambda one: racing.can_load(one, tuner.device), launchers))
         want = reference_of(kernels[0])(*operands)
-        self.found.append({"ATen": tuning._seconds(partial(reference_of(kernels[0]), *operands), tuner.device) * 1e3})
+        self.found.append({"ATen": racing.seconds(partial(reference_of(kernels[0]), *operands), tuner.device) * 1e3})
         for (estimate, option), candidate, fits in zip(tiles, launchers, built, strict=True):
             row = {"estimate": estimate, **{k: v for k, v in option.items() if k != "channels_last"}}
             if fits:
                 got = candidate(*operands)
                 row["error"] = ((got - want).abs().max() / want.abs().max()).item()
-                row["milliseconds"] = tuning._seconds(partial(candidate, *operands), tuner.device) * 1e3
+                row["milliseconds"] = racing.seconds(partial(candidate, *operands), tuner.device) * 1e3
             self.found.append(row)
         best = min(range(1, len(self.found)), key=lambda i: self.found[i].get("milliseconds", 1e9))
         return Decision(tiles[best - 1][1])

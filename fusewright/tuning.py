@@ -9,22 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fusewright import racing
 from fusewright.codegen import cpu, cuda
 from fusewright.codegen.fixed import fixed
 from fusewright.errors import FusewrightError, UnsupportedError
@@ -35,11 +33,12 @@ from fusewright.ir.memory_order import Order, last_order, lies_last, order_of
 from fusewright.ir.node import Graph, Node
 from fusewright.ir.pointwise import Interval
 from fusewright.kernel import Kernel
-from fusewright.measure import compare
 from fusewright.plan import KernelChoice
+from fusewright.racing import Option
+from fusewright.random_operands import dense, random_operand, rows_of_indices
 from fusewright.runtime.cache import cache_directory, write_atomic
 from fusewright.runtime.device import capability_of, device_name
-from fusewright.runtime.launch import FORMATS, Launcher
+from fusewright.runtime.launch import FORMATS
 from fusewright.runtime.memory import is_out_of_memory
 from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
@@ -50,7 +49,7 @@ from fusewright.schedule.group import Group, signature, sizes
 from fusewright.schedule.groups import cut
 from fusewright.schedule.stream_record import Stream
 from fusewright.schedule.wishes import NO_WISHES, Wishes
-from fusewright.side_by_side import cores, side_by_side
+from fusewright.side_by_side import side_by_side
 from fusewright.verification.asserted import OnHost
 
 # Bump when kernels change so much that old timings mean nothing.
@@ -70,9 +69,6 @@ FASTER = 0.97
 # Who writes kernels for the devices of a type.
 TARGETS = {"cuda": cuda, "cpu": cpu}
 
-# On a GPU, options are timed from so many parts of their list in turn.
-PARTS = 4
-
 # On a GPU, of the kernels whose times are within this factor of the least, so many are timed once more, in turns.
 CLOSE, FINALISTS = 1.1, 4
 
@@ -80,9 +76,6 @@ CLOSE, FINALISTS = 1.1, 4
 BRIEF = 0.1
 
 Mode = Literal["auto", "always", "never"]
-Option = dict[str, Any]
-Call = Callable[[], object]
-
 # The option to end before the pool of a group; what follows is in other groups then.
 EARLY: Option = {"early": True}
 
@@ -115,15 +108,6 @@ class Ways:
 
     options: tuple[Option, ...]
     early: float
-
-
-@dataclass(frozen=True)
-class Build:
-    """An option of a group whose kernel is being built: whether it can be is what `done` will tell."""
-
-    option: Option
-    launcher: Launcher
-    done: Future[bool]
 
 
 # What a group's kernels depend on beside sizes: family, body, and of its operands the layouts and the bounds of their
@@ -173,10 +157,12 @@ class Tuner:
     choices: list[KernelChoice] = field(default_factory=list)
     left: list[set[Node]] = field(default_factory=list)
     twins: dict[tuple[Form, str], str] = field(default_factory=dict)
-    builds: dict[str, list[Build]] = field(default_factory=dict)
+    builds: dict[str, list[racing.Build]] = field(default_factory=dict)
     expected: dict[str, str] = field(default_factory=dict)
     lying: dict[Node, Order] = field(default_factory=dict)
-    builders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_at_once(), initializer=_give_way))
+    builders: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(racing.at_once(), initializer=racing.give_way)
+    )
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -358,7 +344,7 @@ class Tuner:
         assert group.shorter is not None
         rest, y = group.rest(), group.shorter
         layout = "contiguous" if part.option is None else self._kernel(y, y.name, part.option).output.layout
-        lies = _dense(torch.empty(sizes(y.root, self.hints), device="meta"), layout)
+        lies = dense(torch.empty(sizes(y.root, self.hints), device="meta"), layout)
         given: dict[str, Any] = {"layouts": {rest.inputs[0]: layout}, "remembered": {}, "wishes": NO_WISHES}
         alone = replace(self, decisions={}, kernels={}, twins={}, choices=[], orders={}, lying={}, **given)
         timed: set[Node] = set()
@@ -480,17 +466,17 @@ class Tuner:
             path = self._remembered_at(group)
             if self._ways(group).options and (path is None or not path.exists()):
                 kinds[self._sized(group)] = group
-        most = max(1, int(_at_once() * SECONDS / BUILD / max(1, len(kinds))))
+        most = max(1, int(racing.at_once() * SECONDS / BUILD / max(1, len(kinds))))
         for part in (slice(0, 1), slice(1, most)):
             for sized, group in kinds.items():
-                options = _in_turn(self._ways(group).options)[part]
+                options = racing.in_turn(self._ways(group).options)[part]
                 self.builds.setdefault(sized, []).extend(self._build(group, group.name, option) for option in options)
 
     def _left(self) -> float:
         """Seconds that measuring may still take."""
         return self.started + SECONDS - time.monotonic()
 
-    def _fits(self, build: Build, *, wait: bool) -> bool:
+    def _fits(self, build: racing.Build, *, wait: bool) -> bool:
         """Whether a kernel is built, which is waited for while there is time and for the first one whatever it takes,
         and loads.
 
@@ -500,7 +486,7 @@ class Tuner:
             built = build.done.result(timeout=None if wait else max(0.0, self._left()))
         except TimeoutError:
             return False
-        return built and _loads(build.launcher, self.device)
+        return built and racing.can_load(build.launcher, self.device)
 
     def _remembered_at(self, group: Group) -> Path | None:
         """The file that keeps a group's times; `None` where no directory is safe to use."""
@@ -517,10 +503,10 @@ class Tuner:
         """Times of ATen and of the kernel's best tile shape; the best guess where memory is short."""
         try:
             layouts = self._layouts(group)
-            rows = _rows(group, self.hints)
+            rows = rows_of_indices(group, self.hints)
             refusing = any(map(refuses, group.inner))
-            drawn = [_random(n, self.hints, self.device, rows, alike=refusing) for n in group.operands]
-            operands = [_dense(x, layouts.get(n)) for x, n in zip(drawn, group.operands, strict=True)]
+            drawn = [random_operand(n, self.hints, self.device, rows, alike=refusing) for n in group.operands]
+            operands = [dense(x, layouts.get(n)) for x, n in zip(drawn, group.operands, strict=True)]
             if refusing and not self._answers(group, name, options[0], operands):
                 return Decision(options[0])
             return self._raced(group, name, options, operands)
@@ -547,7 +533,7 @@ class Tuner:
             if self._left() < 0.0:
                 options = options[:1]
             elif self.device.type == "cuda":
-                options = _in_turn(options)
+                options = racing.in_turn(options)
             builds = [self._build(group, name, option) for option in options]
         reference = reference_of(builds[0].launcher.kernel)
         self.progress(f"tuning {name}: building {len(builds)} kernels")
@@ -563,46 +549,31 @@ class Tuner:
                     if self.device.type == "cuda" and self._left() < 0.0:
                         most = 0.0  # one call is enough then: what is close is timed in turns
                     try:
-                        times[i] = _seconds(partial(build.launcher, *operands), self.device, most=most)
+                        times[i] = racing.seconds(partial(build.launcher, *operands), self.device, most=most)
                     except FusewrightError:
                         continue
                     self.progress(f"tuning {name}: {len(times)} of {len(builds)}")
                 aten = partial(reference, *operands)
                 if not times:
-                    return Decision(None, None, _seconds(aten, self.device), 0)
+                    return Decision(None, None, racing.seconds(aten, self.device), 0)
                 best = min(times, key=times.__getitem__)
                 if self.device.type != "cuda":
-                    least = _seconds(aten, self.device)
+                    least = racing.seconds(aten, self.device)
                 else:
                     close = sorted((i for i in times if times[i] < CLOSE * times[best]), key=times.__getitem__)
                     calls = {i: partial(builds[i].launcher, *operands) for i in close[:FINALISTS]}
                     long = 1.0 if self._left() > 0.0 else BRIEF
-                    best, times[best], least = _final(calls, aten, self.device, long)
+                    best, times[best], least = racing.fastest(calls, aten, self.device, long)
         finally:
             for build in builds:
                 build.done.cancel()
         return Decision(builds[best].option, times[best], least, len(times))
 
-    def _build(self, group: Group, name: str, option: Option) -> Build:
+    def _build(self, group: Group, name: str, option: Option) -> racing.Build:
         """A kernel that a thread begins to build; only what gets chosen becomes an operator."""
         kernel = self._kernel(group, name, option)
         made = launcher(kernel.brief or kernel)
-        return Build(option, made, self.builders.submit(_builds, made, self.device))
-
-
-def _in_turn(options: Sequence[Option]) -> list[Option]:
-    """Options in the order they are timed: some from every part of the list, which has one way after the other, come
-    before time is up."""
-    part = math.ceil(len(options) / PARTS)
-    return [option for first in range(part) for option in options[first::part]]
-
-
-def _final(calls: Mapping[int, Call], aten: Call, device: torch.device, long: float) -> tuple[int, float, float]:
-    """The fastest of a few calls, its time and that of ATen, in turns and as a program would find the cache: a clock
-    that changes its rate between two calls makes more of a difference than they do."""
-    samples = compare({**calls, None: aten}, device=device, min_time=0.0, max_time=long)
-    best = min(calls, key=lambda i: samples[i].median)
-    return best, samples[best].median, samples[None].median
+        return racing.Build(option, made, self.builders.submit(racing.can_build, made, self.device))
 
 
 def _reads_elements(group: Group) -> bool:
@@ -623,106 +594,6 @@ def _is_ahead(group: Group, found: Decision | None) -> bool:
 def _taken(decision: Decision) -> float | None:
     """Seconds of what was decided."""
     return decision.aten if decision.option is None else decision.generated
-
-
-def _at_once() -> int:
-    """Kernels that are built at one time."""
-    return min(16, cores())
-
-
-def _give_way() -> None:
-    """This thread has less of a claim to a core than the one that measures."""
-    with suppress(AttributeError, OSError):  # where threads have no priorities of their own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
-def _builds(launcher: Launcher, device: torch.device) -> bool:
-    """Whether a kernel can be built for `device`."""
-    return _works(launcher.build, device)
-
-
-def _loads(launcher: Launcher, device: torch.device) -> bool:
-    """Whether a kernel that is built can be loaded on `device`."""
-    return _works(launcher.load, device)
-
-
-def _works(step: Callable[[int], object], device: torch.device) -> bool:
-    try:
-        step(torch.cuda.current_device() if device == torch.device("cuda") else device.index or 0)
-    except (FusewrightError, RuntimeError):
-        return False
-    return True
-
-
-def _rows(group: Group, hints: Mapping[Any, int]) -> dict[Node, int]:
-    """Of the operands that embeddings take as indices, how many rows there are for them."""
-    found: dict[Node, int] = {}
-    for node in group.inner:
-        if isinstance(node.op, ops.Embedding):
-            weight, indices = node.inputs
-            found[indices] = min(sizes(weight, hints)[0], found.get(indices, 2**31))
-    return found
-
-
-def _random(
-    node: Node,
-    hints: Mapping[Any, int],
-    device: torch.device,
-    rows: Mapping[Node, int] = MappingProxyType({}),
-    *,
-    alike: bool = False,
-) -> Tensor:
-    """An operand of this size; drawn from a generator of its own, for the program's own stream stays where it is.
-
-    Numbers lie between 0 and 1.  Weights are as layers begin with, unless all are to be `alike`: functions of large
-    sums would take another way than a model's do.  Indices are those of any of so many `rows`.
-    """
-    shape, generator = sizes(node, hints), torch.Generator(device).manual_seed(0)
-    if node in rows:
-        return torch.randint(rows[node], shape, generator=generator, dtype=node.dtype, device=device)
-    if not node.dtype.is_floating_point:
-        return torch.ones(shape, dtype=node.dtype, device=device)
-    dtype = node.dtype if node.dtype.itemsize >= 4 else torch.float32
-    drawn = torch.rand(shape, generator=generator, dtype=dtype, device=device)
-    if node.ndim >= 2 and not node.varies and not alike:
-        drawn = (2 * drawn - 1) / max(1, prod(shape[1:])) ** 0.5
-    return drawn.to(node.dtype)
-
-
-def _dense(tensor: Tensor, layout: str | None) -> Tensor:
-    """`tensor` in a kernel's layout."""
-    return tensor.contiguous(memory_format=FORMATS[layout or "contiguous"][tensor.ndim])
-
-
-def _seconds(call: Call, device: torch.device, most: float = float("inf")) -> float:
-    """The time of one call among several in a row, the least of a few; not looked into when the first is slow."""
-    timed = _timed_on_gpu if device.type == "cuda" else _timed
-    call()
-    once = timed(call, 1)
-    if once > most:
-        return once
-    count = max(3 if device.type == "cuda" else 1, min(50, int(0.01 / max(once, 1e-6))))
-    return min(timed(call, count) for _ in range(3 if device.type == "cuda" else 5))
-
-
-def _timed(call: Call, count: int) -> float:
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - begin) / count
-
-
-def _timed_on_gpu(call: Call, count: int) -> float:
-    """As the device sees it."""
-    torch.cuda.synchronize()
-    event: Any = torch.cuda.Event
-    start, stop = event(enable_timing=True), event(enable_timing=True)
-    start.record()
-    for _ in range(count):
-        call()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) / 1e3 / count
 
 
 def _read(path: Path, options: list[Option]) -> Decision | None:

@@ -13,7 +13,7 @@ from emulation.emulate import emulate
 from gpu_build import built_for_a_gpu
 from torch import Tensor, nn
 
-from fusewright import tuning
+from fusewright import racing, tuning
 from fusewright.capture import capture
 from fusewright.codegen import cpu, cuda
 from fusewright.ir import ops, spec
@@ -239,9 +239,9 @@ class Times:
         monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(directory))
         monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
         monkeypatch.setattr(cuda, "early", lambda *_, **__: self.estimated)
-        monkeypatch.setattr(tuning, "_seconds", self.seconds)
-        monkeypatch.setattr(tuning, "_builds", lambda launcher, device: True)
-        monkeypatch.setattr(tuning, "_loads", lambda launcher, device: True)
+        monkeypatch.setattr(racing, "seconds", self.seconds)
+        monkeypatch.setattr(racing, "can_build", lambda launcher, device: True)
+        monkeypatch.setattr(racing, "can_load", lambda launcher, device: True)
         monkeypatch.setattr(tuning, "reference_of", self.reference)
         monkeypatch.setattr(Launcher, "__call__", lambda launcher, *operands: self.launch(launcher, operands[0]))
         self.generated: Mapping[str, float] = {}

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright import tuning
+from fusewright import racing, tuning
 from fusewright.capture import capture
 from fusewright.ir import ops
 from fusewright.ir.node import Graph
+from fusewright.random_operands import random_operand
 from fusewright.runtime import cache, compiler
 from fusewright.runtime.native import NativeLauncher
 from fusewright.schedule.groups import cut
@@ -63,7 +64,7 @@ def test_the_random_stream_stays_where_it_is() -> None:
 def test_another_number_of_threads_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned()
     calls: list[int] = []
-    monkeypatch.setattr(tuning, "_seconds", lambda call, device, most=0.0: float(len(calls) or calls.append(1) or 1.0))
+    monkeypatch.setattr(racing, "seconds", lambda call, device, most=0.0: float(len(calls) or calls.append(1) or 1.0))
     tuned()
     assert not calls
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
@@ -74,7 +75,7 @@ def test_another_number_of_threads_is_another_machine(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("mode", "path"), [("auto", "ATen"), ("always", "generated")])
 def test_a_slower_kernel_is_for_those_who_insist(mode: tuning.Mode, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     times = cycle([2.0, 1.0])  # the kernel's, ATen's
-    monkeypatch.setattr(tuning, "_seconds", lambda call, device, most=0.0: next(times))
+    monkeypatch.setattr(racing, "seconds", lambda call, device, most=0.0: next(times))
     tuner = tuned(mode)
     assert {choice.path for choice in tuner.choices} == {path} and len(tuner.kernels) == (path == "generated")
 
@@ -102,7 +103,7 @@ def test_what_is_measured_is_an_ordinary_call() -> None:
     """Weights as layers begin with: sums of many would send functions of them the long way round."""
     graph = capture(nn.Conv2d(64, 8, 3), (torch.rand(2, 64, 9, 9),), {}).graph
     (conv,) = (n for n in graph.nodes() if isinstance(n.op, ops.Conv))
-    x, w, bias = (tuning._random(n, dict.fromkeys(graph.symbols, 2), CPU) for n in conv.inputs)
+    x, w, bias = (random_operand(n, dict.fromkeys(graph.symbols, 2), CPU) for n in conv.inputs)
     assert x.min() >= 0 and bias.min() >= 0 and x.max() > 0.9
     assert w.min() < 0 < w.max() and w.abs().max() <= (64 * 9) ** -0.5
     assert nn.functional.conv2d(x, w, bias).abs().max() < 10

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusewright import tuning
+from fusewright import racing, tuning
 from fusewright.capture import capture
 from fusewright.codegen import cuda
 from fusewright.errors import UnsupportedError
@@ -23,6 +23,7 @@ from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph
 from fusewright.ir.placement import placed
 from fusewright.plan import Work
+from fusewright.random_operands import random_operand, rows_of_indices
 from fusewright.rules import RULES
 from fusewright.rules.engine import rewrite
 from fusewright.runtime import cache, operators
@@ -58,9 +59,9 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
         monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(directory))
         monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
-        monkeypatch.setattr(tuning, "_seconds", self.seconds)
-        monkeypatch.setattr(tuning, "_builds", lambda launcher, device: self.builds(launcher.kernel.source))
-        monkeypatch.setattr(tuning, "_loads", lambda launcher, device: self.loads(launcher.kernel.source))
+        monkeypatch.setattr(racing, "seconds", self.seconds)
+        monkeypatch.setattr(racing, "can_build", lambda launcher, device: self.builds(launcher.kernel.source))
+        monkeypatch.setattr(racing, "can_load", lambda launcher, device: self.loads(launcher.kernel.source))
         monkeypatch.setattr(Launcher, "__call__", lambda launcher, *operands: self.launch(launcher, *operands))
         self.aten = 1.0
         self.takes: Callable[[str], float] = lambda source: 0.5
@@ -304,11 +305,11 @@ def test_ways_of_all_groups_are_those_that_each_would_find(far: Clock, monkeypat
 def test_kernels_of_all_groups_are_begun_ahead(far: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of every group, then some others of each, as many as are built in time."""
     monkeypatch.setattr(tuning, "side_by_side", lambda work, places, seconds: [work(place) for place in places])
-    monkeypatch.setattr(tuning, "cores", lambda: 1)
+    monkeypatch.setattr(racing, "cores", lambda: 1)
     begun: list[str] = []
     build = Tuner._build
 
-    def watched(tuner: Tuner, group: Group, name: str, option: Any) -> tuning.Build:
+    def watched(tuner: Tuner, group: Group, name: str, option: Any) -> racing.Build:
         begun.append(tuner._sized(group))
         return build(tuner, group, name, option)
 
@@ -384,7 +385,7 @@ def test_short_of_memory_the_best_guess_runs(clock: Clock, monkeypatch: pytest.M
     def fails(call: Callable[[], Tensor], device: torch.device, most: float = 0.0) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(tuning, "_seconds", fails)
+    monkeypatch.setattr(racing, "seconds", fails)
     tuner, _ = tuned(pair())
     assert tuner.kernels["fused_conv_relu_sum"].source == made_for(pair())[0]
 
@@ -561,7 +562,7 @@ def test_random_operands_have_the_kinds_of_the_group() -> None:
 
     graph = capture(Kinds(), (torch.rand(3, 4, dtype=torch.bfloat16), torch.rand(4, dtype=torch.float64)), {}).graph
     for node in graph.inputs:
-        value = tuning._random(node, dict.fromkeys(graph.symbols, 3), CPU)
+        value = random_operand(node, dict.fromkeys(graph.symbols, 3), CPU)
         assert value.dtype == node.dtype and value.shape[-1] == 4
 
 
@@ -580,17 +581,17 @@ def test_random_indices_are_those_of_rows() -> None:
     groups: list[Group] = []
     cut(graph, lambda group: groups.append(group) or group.fused(group.name))  # type: ignore[func-returns-value]
     (group,), hints = groups, dict.fromkeys(graph.symbols, 3)
-    rows = tuning._rows(group, hints)
+    rows = rows_of_indices(group, hints)
     assert rows == {graph.inputs[0]: 9}
-    drawn = tuning._random(graph.inputs[0], hints, CPU, rows)
+    drawn = random_operand(graph.inputs[0], hints, CPU, rows)
     assert drawn.dtype == torch.int64 and drawn.unique().tolist() == list(range(9))
 
 
 def test_every_part_of_the_options_has_its_turn() -> None:
     """The list has one way after the other, the best of each first: none waits until time is up."""
     options: list[tuning.Option] = [{"n": n} for n in range(10)]
-    assert [option["n"] for option in tuning._in_turn(options)] == [0, 3, 6, 9, 1, 4, 7, 2, 5, 8]
-    assert tuning._in_turn(options[:1]) == options[:1]
+    assert [option["n"] for option in racing.in_turn(options)] == [0, 3, 6, 9, 1, 4, 7, 2, 5, 8]
+    assert racing.in_turn(options[:1]) == options[:1]
 
 
 def test_finalists_are_timed_in_turns() -> None:
@@ -601,6 +602,6 @@ def test_finalists_are_timed_in_turns() -> None:
 
         return call
 
-    best, seconds, aten = tuning._final({3: takes(0.02), 5: takes(0.002)}, takes(0.01), torch.device("cpu"), 1.0)
+    best, seconds, aten = racing.fastest({3: takes(0.02), 5: takes(0.002)}, takes(0.01), torch.device("cpu"), 1.0)
     assert best == 5
     assert 0.002 <= seconds < 0.01 <= aten < 0.02
