@@ -20,6 +20,7 @@ from math import ceil, gcd, inf, prod
 from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import BANKS, Team
+from fusewright.schedule.warpgroup_choice import chunk_sizes, few_of_each, slices
 from fusewright.schedule.warpgroup_estimate import HOPELESS, VALUE, scored
 from fusewright.schedule.warpgroup_positions import PositionTile, accumulators, features_at_once
 from fusewright.schedule.warpgroup_staging import (
@@ -27,10 +28,7 @@ from fusewright.schedule.warpgroup_staging import (
     GROUPS,
     TEAM,
     Products,
-    chunk_sizes,
-    few_of_each,
     joinable,
-    slices,
     staged,
     takes,
 )

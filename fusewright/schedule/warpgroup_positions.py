@@ -21,6 +21,7 @@ from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction, remembered
 from fusewright.schedule.output_rows import Team, rows_bytes
 from fusewright.schedule.residues import walks
+from fusewright.schedule.warpgroup_choice import chunk_sizes, few_of_each, leanest, rows_at_a_time, slices
 from fusewright.schedule.warpgroup_estimate import HOPELESS, scored
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
@@ -31,13 +32,8 @@ from fusewright.schedule.warpgroup_staging import (
     Products,
     Taps,
     WarpgroupCut,
-    chunk_sizes,
-    few_of_each,
     joinable,
-    leanest,
     passes,
-    rows_at_a_time,
-    slices,
     takes,
     two_by_two,
     vectors_by_thread,

@@ -16,8 +16,9 @@ from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import SECTOR, Team, as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED, bytes_beside, fitting
+from fusewright.schedule.warpgroup_choice import few_alike
 from fusewright.schedule.warpgroup_positions import RUNNING, FeatureColumns, features_at_once, numbers
-from fusewright.schedule.warpgroup_staging import ACCUMULATORS, MOST_REGISTERS, few_alike, multiplies
+from fusewright.schedule.warpgroup_staging import ACCUMULATORS, MOST_REGISTERS, multiplies
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
 
 # Registers of a thread beside those that it multiplies with.

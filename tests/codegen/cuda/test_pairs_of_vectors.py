@@ -28,9 +28,10 @@ from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup, warpgroup_positions
 from fusewright.schedule.warpgroup import WarpgroupTile
+from fusewright.schedule.warpgroup_choice import chunk_sizes
 from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 from fusewright.schedule.warpgroup_positions import PositionTile
-from fusewright.schedule.warpgroup_staging import Taps, chunk_sizes, of_tile, run, vector
+from fusewright.schedule.warpgroup_staging import Taps, of_tile, run, vector
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Tile = WarpgroupTile | PositionTile

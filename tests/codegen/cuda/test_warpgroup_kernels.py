@@ -28,7 +28,8 @@ from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup, warpgroup_positions
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.warpgroup import WarpgroupTile
-from fusewright.schedule.warpgroup_staging import leanest, of_tile, shared_bytes
+from fusewright.schedule.warpgroup_choice import leanest
+from fusewright.schedule.warpgroup_staging import of_tile, shared_bytes
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
