@@ -107,6 +107,23 @@ UNDERSTOOD: list[Case] = [
     ("margin ranking", F.margin_ranking_loss, (r(4), r(4) * 2, r(4).sign())),
     ("poisson", F.poisson_nll_loss, (r(*ROW), positive(*ROW))),
     ("diff", torch.diff, (r(*ROW),)),
+    ("tile", lambda x: x.tile(1, 3) + 1, (r(*ROW),)),
+    ("tile of the last dimensions", lambda x: x.tile((2, 1)) * 2, (r(*IMAGE),)),
+    ("tile in front", lambda x: x.tile(2, 1, 3) + 1, (r(*ROW),)),
+    ("triu", torch.triu, (r(4, 5, 5),)),
+    ("triu below", lambda x: x.triu(-2) * 2, (r(4, 5, 7),)),
+    ("tril", lambda x: torch.tril(x, 1), (r(4, 7, 5),)),
+    ("tril of a product", lambda x, y: torch.tril(x @ y.transpose(1, 2)), (r(4, 5, 3), r(4, 5, 3) * 2)),
+    ("kron", torch.kron, (r(4, 3), r(2, 5))),
+    ("kron of vectors", lambda x, y: torch.kron(x, y) + 1, (r(4), r(6))),
+    ("mv", torch.mv, (r(*ROW), r(6))),
+    ("dot", torch.dot, (r(6), r(6) * 2)),
+    ("inner", torch.inner, (r(*ROW), r(3, 6))),
+    ("addmm", lambda b, x, w: torch.addmm(b, x, w), (r(3), r(*ROW), r(6, 3))),
+    ("addmm of a matrix", lambda x, w, b: torch.addmm(b, x, w), (r(*ROW), r(6, 3), r(4, 3))),
+    ("addmm, scaled", lambda x, w, b: torch.addmm(b, x, w, beta=0.5, alpha=2), (r(*ROW), r(6, 3), r(3))),
+    ("baddbmm", lambda x, w, b: torch.baddbmm(b, x, w), (r(4, 5, 6), r(4, 6, 3), r(4, 1, 3))),
+    ("baddbmm, scaled", lambda x, w, b: torch.baddbmm(b, x, w, beta=2, alpha=0.5), (r(4, 5, 6), r(4, 6, 3), r(3))),
     ("softmin", lambda x: F.softmin(x, 1), (r(*ROW),)),
 ]  # fmt: skip
 
@@ -275,6 +292,7 @@ EDGES: list[Case] = [
     ("prelu at zero", F.prelu, (ZEROS, r(1))),
     ("xlogy at zero", lambda x: torch.xlogy(x, x + 1), (ZEROS,)),
     ("kl_div at zero", lambda x, t: F.kl_div(x, t), (r(*ROW), ZEROS)),
+    ("triu of NaN", torch.triu, (ODD[:, None] * STEPS[:, :, None],)),
     ("norm of infinity, of equals", lambda x: x.norm(torch.inf, 1), (torch.ones(4, 6, dtype=torch.float64),)),
 ]  # fmt: skip
 
@@ -300,6 +318,10 @@ LEFT: list[tuple[str, Callable[..., Any], tuple[Tensor, ...], str]] = [
     ("distances of half precision", torch.cdist, (r(4, 30, 6).half(), r(4, 9, 6).half()), "cdist"),
     ("another exponent", lambda x: x.norm(0.5, dim=1), (r(*ROW),), "linalg_vector_norm"),
     ("repeated once", lambda x: x.repeat(1, 1), (r(*ROW),), "repeat"),
+    ("triangle of a batch", torch.tril, (r(4, 5),), "tril"),
+    ("sum of half precision", torch.addmm, (r(4, 3).half(), r(4, 6).half(), r(6, 3).half()), "addmm"),
+    ("sum of nothing", lambda x, w, b: torch.addmm(b, x, w, beta=0), (r(4, 6), r(6, 3), r(4, 3)), "addmm"),
+    ("product of half precision", torch.dot, (r(6).half(), r(6).half()), "dot"),
     ("repeated and returned", lambda x: x[:, :1].repeat(1, 3), (r(*ROW),), "repeat"),
 ]  # fmt: skip
 

@@ -26,6 +26,7 @@ NAMES = frozenset(
         *("nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv3d"),
         *("nn.functional.conv_transpose1d", "nn.functional.conv_transpose2d", "nn.functional.conv_transpose3d"),
         *("nn.functional.linear", "matmul", "__rmatmul__", "mm", "bmm", "addmm"),
+        *("baddbmm", "mv", "dot", "kron", "tile", "repeat", "triu", "tril", "diag"),
         *("nn.functional.max_pool1d", "nn.functional.max_pool2d", "nn.functional.max_pool3d"),
         *("nn.functional.avg_pool1d", "nn.functional.avg_pool2d", "nn.functional.avg_pool3d"),
         *(f"nn.functional.adaptive_{kind}_pool{n}d" for kind in ("avg", "max") for n in (1, 2, 3)),
@@ -83,7 +84,9 @@ UNSEEDED = {
 # Values or gradients that the parts of a call come to by other roundings, or sums in another order.
 ROUNDINGS = {
     **dict.fromkeys(("dist", "linalg.vector_norm", "masked_fill"), 64),
-    **{f"nn.functional.{name}": 64 for name in ("binary_cross_entropy_with_logits", "soft_margin_loss")},
+    **dict.fromkeys(("addmm", "baddbmm", "mv", "dot"), 64),
+    **{f"nn.functional.{name}": 64 for name in ("binary_cross_entropy", "binary_cross_entropy_with_logits")},
+    "nn.functional.soft_margin_loss": 64,
 }
 # The rest of an operation's samples runs with the slow tests.
 SPREAD = 2

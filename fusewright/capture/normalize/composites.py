@@ -6,6 +6,8 @@ as it does (`fusewright.capture.spelled`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,20 @@ from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.build import cast, permute, reshape
 from fusewright.ir.class_losses import Reduction, class_weights, counted, reduced
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Cross, Expand, Full, Matmul, Nll, Permute, Reduce, Slice, Softmax, broadcast
+from fusewright.ir.ops import (
+    Cross,
+    Expand,
+    Full,
+    Matmul,
+    Nll,
+    Permute,
+    Positions,
+    Reduce,
+    Size,
+    Slice,
+    Softmax,
+    broadcast,
+)
 
 # What the number stands for that says how a loss is reduced; 0 leaves it as it is.
 _REDUCTIONS = {1: "mean", 2: "sum"}
@@ -245,9 +260,44 @@ def _leaky(call: Call) -> Normal:
     return call.apply("where", call.apply("gt", x, 0), x, call.apply("mul", call.node("weight"), x))
 
 
-def _repeated(call: Call) -> Normal:
+def _triangle(call: Call, fn: str) -> Normal:
+    """Zeros but where column - row is `fn` the diagonal, of rows and columns that are as many in every call."""
+    x, diagonal = call.node("self"), call["diagonal"]
+    known = x.ndim >= 2 and all(isinstance(n, int) for n in (*x.shape[-2:], diagonal))
+    if not known or not x.dtype.is_floating_point:
+        return None
+    return call.apply("where", _compared(call, x.shape[-2:], x.device, fn, diagonal), x, 0)
+
+
+def _compared(call: Call, shape: Sequence[Size], device: torch.device, fn: str, diagonal: int) -> Node:
+    """Of a matrix of this shape, whether column - row is `fn` (a comparison) the diagonal."""
+    rows, columns = (call.make(Positions(n, 0, 1, None, torch.int64, device)) for n in shape)
+    return call.apply(fn, call.apply("sub", columns, reshape(rows, (shape[0], 1))), diagonal)
+
+
+def _diagonal(call: Call) -> Normal:
+    """The matrix that has x on its diagonal, and zeros."""
+    x = call.node("self")
+    if x.ndim != 1 or not isinstance(x.shape[0], int) or call["diagonal"] != 0 or not x.dtype.is_floating_point:
+        return None
+    return call.apply("where", _compared(call, call.shape, x.device, "eq", 0), x, 0)
+
+
+def _blocks(call: Call) -> Normal:
+    """(a, b), (c, d) -> (a c, b d): every element of the first times all of the second."""
+    x, y = call.node("self"), call.node("other")
+    if x.ndim != y.ndim or x.ndim == 0 or x.dtype != y.dtype:
+        return None
+    first, second = (
+        reshape(n, [k for length in n.shape for k in (length, 1)[::step]]) for n, step in ((x, 1), (y, -1))
+    )
+    return reshape(call.apply("mul", first, second), call.shape)
+
+
+def _repeated(call: Call, name: str = "repeats") -> Normal:
     """(a, b) -> (n a, m b), all of x n times along the first dimension, m times along the second."""
-    x, times = call.node("self"), call["repeats"]
+    x, times = call.node("self"), call[name]
+    times = (*(1,) * (x.ndim - len(times)), *times)
     if not all(isinstance(n, int) and n > 0 for n in times) or all(n == 1 for n in times) or call.escapes:
         return None  # of what has one index it would be a view
     shape = (*(1,) * (len(times) - x.ndim), *x.shape)
@@ -268,7 +318,12 @@ def _each_repeated(call: Call) -> Normal:
 
 TABLE: dict[str, Handler] = {
     "aten._prelu_kernel.default": _leaky,
+    "aten.triu.default": partial(_triangle, fn="ge"),
+    "aten.tril.default": partial(_triangle, fn="le"),
+    "aten.diag.default": _diagonal,
+    "aten.kron.default": _blocks,
     "aten.repeat.default": _repeated,
+    "aten.tile.default": partial(_repeated, name="dims"),
     "aten.repeat_interleave.self_int": _each_repeated,
     "aten.cross.default": _crossed,
     "aten.linalg_cross.default": _crossed,

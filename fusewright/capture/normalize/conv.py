@@ -1,14 +1,21 @@
-"""Convolutions and matrix products."""
+"""Convolutions and matrix products.
+
+Half precisions stay calls where a product would be rounded ahead of a sum that eager adds it to.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 
+import torch
+
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Conv, Matmul, Reshape
+from fusewright.ir.ops import Conv, Matmul, Reduce, Reshape
 
 Pairs = tuple[tuple[int, int], ...]
+
+_WHOLE = (torch.float32, torch.float64)
 
 
 def _apply(call: Call, op: Conv, x: Node) -> Normal:
@@ -71,7 +78,34 @@ def _matmul(call: Call, other: str) -> Normal:
 def _addmm(call: Call) -> Normal:
     bias, x, w = call.node("self"), call.node("mat1"), call.node("mat2")
     plain = call["alpha"] == 1 and call["beta"] == 1
-    return call.make(Matmul(), x, w, bias) if plain and _fits(bias, w.shape[1]) else None
+    return call.make(Matmul(), x, w, bias) if plain and _fits(bias, w.shape[1]) else _added(call, "mat1", "mat2")
+
+
+def _added(call: Call, first: str, second: str) -> Normal:
+    """beta self + alpha (first @ second); a call where beta is 0, so that self counts for nothing, whatever it is."""
+    x, y, alpha, beta = call.node("self"), call.node(first), call["alpha"], call["beta"]
+    if call.result.dtype not in _WHOLE or beta == 0 or not all(isinstance(n, int | float) for n in (alpha, beta)):
+        return None
+    product = call.make(Matmul(), y, call.node(second), None)
+    product = product if alpha == 1 else call.apply("mul", product, alpha)
+    x = x if beta == 1 else call.apply("mul", x, beta)
+    return call.apply("add", x, product)
+
+
+def _of_vector(call: Call) -> Normal:
+    """(n, k) @ (k) as (n, k) @ (k, 1)."""
+    x, w = call.node("self"), call.node("vec")
+    if not x.dtype.is_floating_point:
+        return None
+    column = call.make(Matmul(), x, call.make(Reshape((*w.shape, 1)), w), None)
+    return call.make(Reshape(x.shape[:1]), column)
+
+
+def _of_vectors(call: Call) -> Normal:
+    """The sum of x y."""
+    if call.result.dtype not in _WHOLE:
+        return None
+    return call.make(Reduce("sum", (0,)), call.apply("mul", call.node("self"), call.node("tensor")))
 
 
 TABLE: dict[str, Handler] = {
@@ -81,6 +115,9 @@ TABLE: dict[str, Handler] = {
     "aten.mm.default": partial(_matmul, other="mat2"),
     "aten.bmm.default": partial(_matmul, other="mat2"),
     "aten.addmm.default": _addmm,
+    "aten.baddbmm.default": partial(_added, first="batch1", second="batch2"),
+    "aten.mv.default": _of_vector,
+    "aten.dot.default": _of_vectors,
 }
 for _n, _transposed in ((1, "default"), (2, "input"), (3, "input")):
     TABLE[f"aten.conv{_n}d.default"] = partial(_conv, n=_n)
