@@ -44,6 +44,7 @@ from fusewright.schedule.kernel_cost import by_kernels
 from fusewright.schedule.losses import of_logits
 from fusewright.schedule.moves_first import moves_first
 from fusewright.schedule.reduced_shares import of_kept_rows
+from fusewright.schedule.single_columns import as_sums
 from fusewright.schedule.taps_as_features import with_taps_as_features
 from fusewright.schedule.turned_products import as_they_lie
 from fusewright.schedule.window_products import as_products
@@ -236,6 +237,8 @@ class _Passes:
         """In the forms that families know, and how many products read what is turned as it lies."""
         moves, orders, sizes = self.tuner.moves, self.orders, (self.facts, self.hints, self.orders)
         graph = as_pools(graph, orders)
+        # In training, a product gives gradients in fewer passes.
+        graph = as_sums(graph, *sizes) if moves and not self.training else graph
         graph = of_kept_rows(graph, *sizes) if moves else graph
         graph = of_logits(graph, *sizes)
         graph = of_few(graph, orders) if moves else graph

@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 _FRESH = frozenset(
     (
         *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        *("linear", "matmul", "embedding", "scaled_dot_product_attention", "lstm", "gru"),
+        *("linear", "matmul", "embedding", "embedding_bag", "scaled_dot_product_attention", "lstm", "gru"),
         *("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm"),
         *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),

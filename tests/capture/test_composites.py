@@ -30,6 +30,7 @@ ROW, IMAGE = (4, 6), (4, 8, 6, 10)
 WEIGHTS, SIGNS = positive(6).detach(), torch.where(r(*ROW) > 0, 1.0, -1.0).double()
 Case = tuple[str, Callable[..., Any], tuple[Tensor, ...]]
 
+PLACES = torch.tensor([[0, 3, 9], [1, 1, 2], [5, 0, 1], [8, 7, 0]])
 UNDERSTOOD: list[Case] = [
     ("glu", F.glu, (r(*ROW),)),
     ("glu over channels", lambda x: F.glu(x, 1), (r(*IMAGE),)),
@@ -116,6 +117,13 @@ UNDERSTOOD: list[Case] = [
     ("tril of a product", lambda x, y: torch.tril(x @ y.transpose(1, 2)), (r(4, 5, 3), r(4, 5, 3) * 2)),
     ("kron", torch.kron, (r(4, 3), r(2, 5))),
     ("kron of vectors", lambda x, y: torch.kron(x, y) + 1, (r(4), r(6))),
+    ("embedding_bag", lambda w: F.embedding_bag(PLACES, w.t()), (r(6, 10),)),
+    ("embedding_bag, summed", lambda w: F.embedding_bag(PLACES, w.t(), mode="sum"), (r(6, 10),)),
+    (
+        "embedding_bag, weighted",
+        lambda own, w: F.embedding_bag(PLACES, w, mode="sum", per_sample_weights=own),
+        (r(4, 3), r(10, 6)),
+    ),
     ("mv", torch.mv, (r(*ROW), r(6))),
     ("dot", torch.dot, (r(6), r(6) * 2)),
     ("inner", torch.inner, (r(*ROW), r(3, 6))),
@@ -318,6 +326,9 @@ LEFT: list[tuple[str, Callable[..., Any], tuple[Tensor, ...], str]] = [
     ("distances of half precision", torch.cdist, (r(4, 30, 6).half(), r(4, 9, 6).half()), "cdist"),
     ("another exponent", lambda x: x.norm(0.5, dim=1), (r(*ROW),), "linalg_vector_norm"),
     ("repeated once", lambda x: x.repeat(1, 1), (r(*ROW),), "repeat"),
+    ("bags", lambda w: F.embedding_bag(PLACES[0], w, torch.tensor([0, 1])), (r(10, 6),), "embedding_bag"),
+    ("greatest of bags", lambda w: F.embedding_bag(PLACES, w, mode="max"), (r(10, 6),), "embedding_bag"),
+    ("bags with padding", lambda w: F.embedding_bag(PLACES, w, padding_idx=1), (r(10, 6),), "embedding_bag"),
     ("triangle of a batch", torch.tril, (r(4, 5),), "tril"),
     ("sum of half precision", torch.addmm, (r(4, 3).half(), r(4, 6).half(), r(6, 3).half()), "addmm"),
     ("sum of nothing", lambda x, w, b: torch.addmm(b, x, w, beta=0), (r(4, 6), r(6, 3), r(4, 3)), "addmm"),

@@ -192,10 +192,13 @@ def test_single_kernel(small: Path) -> None:
 
 def test_what_cannot_be_a_single_kernel(small: Path, tmp_path: Path) -> None:
     two = problem(
-        tmp_path, CONV, "def forward(self, x):\n    return self.conv(x).relu().tril()", "[torch.rand(4, 3, 9, 9)]"
+        tmp_path,
+        CONV,
+        "def forward(self, x):\n    return self.conv(x).relu().renorm(2, 0, 1e9)",
+        "[torch.rand(4, 3, 9, 9)]",
     )
     result, solution = written(two, "--single-kernel")
-    refused(result, "no generated kernel does it all in one launch; there would be fused_conv_relu and tril")
+    refused(result, "no generated kernel does it all in one launch; there would be fused_conv_relu and renorm")
     assert not solution.exists()
 
 

@@ -26,6 +26,7 @@ from fusewright.ir.ops import (
     Pad,
     Permute,
     Positions,
+    Reduce,
     Reshape,
     Roll,
     Size,
@@ -332,6 +333,29 @@ def _embedding(call: Call) -> Normal:
     return call.make(op, call.node("weight"), call.node("indices"))
 
 
+def _bags(call: Call) -> Normal:
+    """Sums, or means, of as many rows for each index of a first dimension: ``F.embedding_bag`` of a matrix."""
+    weight, indices, begins = (call.node(name) for name in ("weight", "indices", "offsets"))
+    plain = call["mode"] in (0, 1) and call.get("padding_idx") is None and not call["include_last_offset"]
+    if not plain or call.used - {0} or weight.dtype not in (torch.float32, torch.float64):
+        return None
+    size = _size_of_bags(begins)
+    if size is None or indices.shape[0] != begins.shape[0] * size:
+        return None
+    bags = call.make(Reshape((begins.shape[0], size)), indices)
+    rows = call.make(Embedding(-1, call["scale_grad_by_freq"], call["sparse"]), weight, bags)
+    own = call.optional("per_sample_weights")
+    if own is not None:
+        rows = call.apply("mul", rows, call.make(Reshape((begins.shape[0], size, 1)), own))
+    return call.make(Reduce("mean" if call["mode"] else "sum", (1,)), rows), None, None, None
+
+
+def _size_of_bags(begins: Node) -> int | None:
+    """Of bags that all have as many, one behind the other."""
+    op = begins.op
+    return op.step if isinstance(op, Positions) and op.start == 0 and op.modulo is None else None
+
+
 def _index(call: Call) -> Normal:
     """Entries along the first dimension of a weight, or of what has a known shape, at the numbers of one tensor."""
     indices = call["indices"]
@@ -448,6 +472,7 @@ TABLE: dict[str, Handler] = {
     **{f"aten.arange.{name}": _positions for name in ("default", "start", "start_step")},
     "aten.upsample_bicubic2d.vec": partial(_interpolate, kind="cubic"),
     "aten.embedding.default": _embedding,
+    "aten.embedding_bag.padding_idx": _bags,
     "aten.index.Tensor": _index,
     "aten.index_select.default": _index_select,
     "aten.pad.default": _pad,
