@@ -815,5 +815,37 @@ ROWS = (
          d="nn.Conv2d(256, 256, 3, padding=1, groups=256)", q="conv2d 128-48 k1"),
     _row(414, "", "a = torch.cumsum(-softplus(x), 1); exp(a) * torch.cumsum(t * exp(-a), 1)", (8, 512, 4096),
          given={"t": (8, 512, 4096)}),
+    _row(415, "", "x * sigmoid(l(x))", (4096, 64, 512), l="linear 512-1"),
+    _row(416, "", "(softmax(l(tanh(x)), 1) * x).sum(1)", (128, 1024, 256), l="linear 256-1"),
+    _row(417, "", "l(gelu(h(x))).squeeze(-1)", (65536, 512), h="linear 512-1024", l="linear 1024-1"),
+    _row(418, "", "relu(torch.baddbmm(b, x, t))", (64, 512, 256), b=(512,), given={"t": (64, 256, 512)}),
+    _row(419, "", "silu(torch.addmm(b, x, w, beta=0.5, alpha=2.0))", (8192, 1024), w=(1024, 2048), b=(2048,)),
+    _row(420, "", "torch.tril(x @ t.transpose(1, 2)) @ u", (64, 512, 64),
+         given={"t": (64, 512, 64), "u": (64, 512, 64)}),
+    _row(421, "", "embedding_bag((x.abs() * 20000).long() % 50000, w)", (8192, 32), w=(50000, 256)),
+    _row(422, "", "huber_loss(x, t, delta=0.5)", (64, 16, 192, 192), given={"t": (64, 16, 192, 192)}),
+    _row(423, "", "torch.logaddexp(x, t).mean(-1)", (16384, 4096), given={"t": (16384, 4096)}),
+    _row(424, "", "c = binary_cross_entropy_with_logits(x, sigmoid(t), reduction='none'); "
+         "((1 - exp(-c)) ** 2 * c).mean()", (256, 65536), given={"t": (256, 65536)}),
+    _row(425, "", "p, g = sigmoid(x).flatten(1), t.flatten(1); "
+         "1 - (2 * (p * g).sum(1) + 1) / (p.sum(1) + g.sum(1) + 1)", (256, 1, 512, 512),
+         given={"t": (256, 1, 512, 512)}),
+    _row(426, "", "x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) / 32 + 1e-6) * w", (32768, 1024), w=(1024,)),
+    _row(427, "", "x * sigmoid(c(torch.cat((x.mean(1, keepdim=True), x.amax(1, keepdim=True)), 1)))",
+         (64, 128, 64, 64), c="nn.Conv2d(2, 1, 7, padding=3)"),
+    _row(428, "", "a, b = d(relu(c(x.mean((2, 3))))), d(relu(c(x.amax((2, 3))))); x * sigmoid(a + b)[:, :, None, None]",
+         (64, 256, 56, 56), c="linear 256-16", d="linear 16-256"),
+    _row(429, "", "a = softmax(d(tanh(c(x))), 2); m = (a * x).sum(2); "
+         "torch.cat((m, ((a * x * x).sum(2) - m * m).clamp(min=1e-9).sqrt()), 1)", (64, 512, 1000),
+         c="conv1d 512-128 k1", d="conv1d 128-512 k1"),
+    _row(430, "", "a = softmax(c(x).flatten(2), 1); "
+         "v = a @ x.flatten(2).transpose(1, 2) - a.sum(-1, keepdim=True) * w; "
+         "normalize(normalize(v, dim=2).flatten(1), dim=1)", (64, 128, 32, 32), c="conv2d 128-64 k1", w=(64, 128)),
+    _row(431, "", "p = softmax(x, -1).mean(0); exp(-(p * log(p + 1e-10)).sum())", (32768, 1024)),
+    _row(432, "", "-torch.logsumexp(log_softmax(x, -1) - 0.5 * ((t - u) / exp(s)).square() - s, -1).mean()",
+         (262144, 32), given={"t": (262144, 1), "u": (262144, 32), "s": (262144, 32)}),
+    _row(433, "", "relu(torch.kron(x, t))", (128, 128), given={"t": (128, 64)}),
+    _row(434, "", "v = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5); "
+         "conv2d(x, v, padding=1)", (64, 64, 64, 64), w=(128, 64, 3, 3)),
 )
 # fmt: on
