@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rules", "capture", "schedule", "codegen"),
     ("autograd",),
     ("verification", "measure", "peers"),
-    ("report",),
+    ("report", "racing", "random_operands"),
     ("tuning",),
     ("pipeline",),
     ("dispatch", "advice"),
