@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from fusewright.codegen.cuda.contraction_finish_text import WRITE_ROWS, WRITE_RUNS
+from fusewright.codegen.cuda.contraction_elements import PLAIN_ROWS
+from fusewright.codegen.cuda.contraction_finish_text import WRITE_ROWS
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.text import fill
 from fusewright.kernel import Argument, Array, Kernel, Launch
@@ -85,9 +86,7 @@ WAYS = {"neighbours": _NEIGHBOURS, "eights": _EIGHTS, "rows": _ROWS}
 
 def writer(write: str, length: int) -> Launcher:
     """A kernel that writes one number per sample, and the position in its row, in this way."""
-    plain: dict[str, object] = {"template": [], "class": "", "more": "", "reads": [], "write": fill(WRITE_RUNS)}
-    team = {"positions": 128, "pitch": 136, "warps": 1, "at_once": 2}
-    rows = fill(WRITE_ROWS, type="float", change="values[i][k].element[j]", **team, **plain)
+    rows = fill(WRITE_ROWS, type="float", positions=128, pitch=136, warps=1, at_once=2, **PLAIN_ROWS)
     pointers = Argument("pointer", "x"), Argument("pointer", "out"), Argument("int", str(length))
     return Launcher(
         Kernel(

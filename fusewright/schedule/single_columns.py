@@ -55,7 +55,7 @@ def _is_by_column(node: Node, users: Users) -> bool:
 
 def _reads_what_counts(rows: Node, users: Users) -> bool:
     """Whether rows are computed for this alone, or others read them, too."""
-    return isinstance(rows.op, POINTWISE) if users[rows] == 1 else True
+    return users[rows] > 1 or isinstance(rows.op, POINTWISE)
 
 
 def _sum(matmul: Node) -> Node:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from fusewright.ir import ops
 from fusewright.ir.build import reshape
 from fusewright.ir.memory_order import Order, lie_alike, rows_of
-from fusewright.ir.node import Graph, Node, make
+from fusewright.ir.node import Graph, Node, remade
 from fusewright.schedule.chain import POINTWISE, Users
 
 SOURCES = (ops.Input, ops.Param, ops.Buffer, ops.Constant)
@@ -52,4 +52,4 @@ def _seen(x: Node, shape: tuple[ops.Size, ...], users: Users, orders: Mapping[No
         if seen is None:
             return None
         args.append(seen)
-    return make(x.op, *args, where=x.where)
+    return remade(x, args)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from gpu_build import as_on_a_gpu, emulated
+from graph_passes import given, value
 from torch import Tensor, nn
 
 from fusewright import pipeline
 from fusewright.capture import capture
-from fusewright.codegen.aten import lower
 from fusewright.ir import ops
-from fusewright.ir.memory_order import order_of
 from fusewright.ir.node import Graph
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.single_columns import as_sums
@@ -50,13 +48,9 @@ CASES: dict[str, tuple[Callable[[Tensor, nn.Module], Tensor], tuple[int, ...]]] 
 
 def changed(model: nn.Module, x: Tensor, facts: Any = AT_ONCE) -> tuple[Graph, Tensor]:
     """The graph, and what it gives."""
-    captured = capture(model, (x,), {})
-    (given,) = captured.graph.inputs
-    hints = {symbol: x.shape[where.dim] for symbol, where in captured.graph.symbols.items()}
-    found = as_sums(captured.graph, facts, hints, {given: order_of(x, given)})
-    derive, forward = lower(found, None, captured.constants).functions()
-    with torch.no_grad():
-        return found, forward(model, x, *derive(model))[0]
+    captured, hints, orders = given(model, x)
+    found = as_sums(captured.graph, facts, hints, orders)
+    return found, value(found, captured, model, x)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,8 +105,7 @@ def test_not_for_less_than_a_launch() -> None:
 )
 def test_one_kernel_reads_the_rows(name: str, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulated, beside eager."""
-    at_once = partial(as_sums, facts=AT_ONCE)
-    monkeypatch.setattr(pipeline, "as_sums", lambda graph, _, hints, orders: at_once(graph, hints=hints, orders=orders))
+    monkeypatch.setattr(pipeline, "as_sums", lambda graph, _, hints, orders: as_sums(graph, AT_ONCE, hints, orders))
     then, shape = CASES[name]
     model, x = Model(then, shape[-1]).eval(), torch.randn(shape)
     built = as_on_a_gpu(model, x)

@@ -11,14 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
+from graph_passes import given, value
 from torch import Tensor, nn
 
 from fusewright import pipeline, tuning
-from fusewright.capture import capture
-from fusewright.codegen.aten import lower
 from fusewright.codegen.cuda import seconds_alone
 from fusewright.ir import ops
-from fusewright.ir.memory_order import order_of
 from fusewright.ir.node import Graph, Node, make
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import CostModel
@@ -76,16 +74,11 @@ def run(
     model: nn.Module, x: Tensor, seconds: Callable[[Node], float] = few, **options: Any
 ) -> tuple[Graph, Graph, int, Tensor]:
     """The graph before and after, how many convolutions changed, and what that gives."""
-    captured = capture(model, (x,), {})
-    (given,) = captured.graph.inputs
-    hints = {symbol: x.shape[where.dim] for symbol, where in captured.graph.symbols.items()}
+    captured, hints, orders = given(model, x)
     cost = CostModel(LARGE_GPU, hints, derived_ahead=True)
-    orders = {given: order_of(x, given)}
     found, count = with_taps_as_features(captured.graph, cost, orders, seconds, **options)
     assert bool(count) == (found is not captured.graph)
-    derive, forward = lower(found, None, captured.constants).functions()
-    with torch.no_grad():
-        return captured.graph, found, count, forward(model, x, *derive(model))[0]
+    return captured.graph, found, count, value(found, captured, model, x)
 
 
 @pytest.fixture(autouse=True)

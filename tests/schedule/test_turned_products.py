@@ -13,6 +13,7 @@ import sympy
 import torch
 import torch.nn.functional as F
 from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
+from graph_passes import given, value
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,7 +21,6 @@ from fusewright import tuning
 from fusewright.capture import capture
 from fusewright.codegen.aten import lower
 from fusewright.ir import ops
-from fusewright.ir.memory_order import order_of
 from fusewright.ir.node import Graph, Node
 from fusewright.reduced import shape
 from fusewright.runtime.device import LARGE_GPU, DeviceFacts
@@ -72,13 +72,10 @@ STAYS: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]] = {
 
 def run(f: Callable[[Tensor], Tensor], x: Tensor, facts: DeviceFacts = LARGE_GPU) -> tuple[Graph, Graph, Tensor]:
     """The graph before and after, and what that gives."""
-    captured = capture(Fn(f), (x,))
-    (given,) = captured.graph.inputs
-    hints = {symbol: x.shape[where.dim] for symbol, where in captured.graph.symbols.items()}
-    found, batches = as_they_lie(captured.graph, facts, hints, {given: order_of(x, given)})
+    captured, hints, orders = given(Fn(f), x)
+    found, batches = as_they_lie(captured.graph, facts, hints, orders)
     assert bool(batches) == (found is not captured.graph)
-    derive, forward = lower(found, None, captured.constants).functions()
-    return captured.graph, found, forward(None, x, *derive(None))[0]
+    return captured.graph, found, value(found, captured, Fn(f), x)
 
 
 def turned(graph: Graph) -> list[Node]:

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from gpu_build import as_on_a_gpu, emulated
+from graph_passes import given, value
 from torch import Tensor, nn
 
-from fusewright.capture import capture
-from fusewright.codegen.aten import lower
 from fusewright.ir import ops
-from fusewright.ir.memory_order import order_of
 from fusewright.ir.node import Graph
 from fusewright.schedule.views_first import views_first
 
@@ -42,12 +40,9 @@ CASES: dict[str, Function] = {
 
 
 def changed(model: nn.Module, x: Tensor, t: Tensor) -> tuple[Graph, Graph, Tensor]:
-    captured = capture(model, (x, t), {})
-    orders = {n: order_of(given, n) for n, given in zip(captured.graph.inputs, (x, t), strict=True)}
+    captured, _, orders = given(model, x, t)
     found = views_first(captured.graph, orders)
-    derive, forward = lower(found, None, captured.constants).functions()
-    with torch.no_grad():
-        return captured.graph, found, forward(model, x, t, *derive(model))[0]
+    return captured.graph, found, value(found, captured, model, x, t)
 
 
 @pytest.mark.parametrize("name", CASES)

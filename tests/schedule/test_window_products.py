@@ -11,13 +11,12 @@ import sympy
 import torch
 import torch.nn.functional as F
 from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
+from graph_passes import given, value
 from torch import Tensor, nn
 
 from fusewright import pipeline, tuning
 from fusewright.capture import capture
-from fusewright.codegen.aten import lower
 from fusewright.ir import ops
-from fusewright.ir.memory_order import order_of
 from fusewright.ir.node import Graph, Symbol, make
 from fusewright.reduced import shape
 from fusewright.runtime.device import LARGE_GPU
@@ -96,16 +95,11 @@ CASES = {
 
 def run(model: nn.Module, x: Tensor, *, always: bool = True) -> tuple[Graph, Graph, int, Tensor]:
     """The graph before and after, how many products there are, and what that gives."""
-    captured = capture(model, (x,), {})
-    (given,) = captured.graph.inputs
-    hints = {symbol: x.shape[where.dim] for symbol, where in captured.graph.symbols.items()}
-    orders = {given: order_of(x, given)}
+    captured, hints, orders = given(model, x)
     cost = CostModel(LARGE_GPU, hints, derived_ahead=True)
     found, products = as_products(captured.graph, cost, orders, always=always)
     assert bool(products) == (found is not captured.graph)
-    derive, forward = lower(found, None, captured.constants).functions()
-    with torch.no_grad():
-        return captured.graph, found, products, forward(model, x, *derive(model))[0]
+    return captured.graph, found, products, value(found, captured, model, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)

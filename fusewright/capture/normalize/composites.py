@@ -288,10 +288,9 @@ def _blocks(call: Call) -> Normal:
     x, y = call.node("self"), call.node("other")
     if x.ndim != y.ndim or x.ndim == 0 or x.dtype != y.dtype:
         return None
-    first, second = (
-        reshape(n, [k for length in n.shape for k in (length, 1)[::step]]) for n, step in ((x, 1), (y, -1))
-    )
-    return reshape(call.apply("mul", first, second), call.shape)
+    outer = reshape(x, [n for length in x.shape for n in (length, 1)])
+    inner = reshape(y, [n for length in y.shape for n in (1, length)])
+    return reshape(call.apply("mul", outer, inner), call.shape)
 
 
 def _repeated(call: Call, name: str = "repeats") -> Normal:

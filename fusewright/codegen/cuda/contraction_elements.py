@@ -17,6 +17,10 @@ from fusewright.codegen.cuda.contraction_values import ValueText
 from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, fill
 
+# What the template that writes rows says where nothing is read on the way.
+PLAIN_ROWS: dict[str, object] = {"template": [], "class": "", "more": "", "reads": []}
+PLAIN_ROWS |= {"change": "values[i][k].element[j]", "write": fill(finish.WRITE_RUNS)}
+
 # Loops over the channels of a thread, and which one they are at.
 CHANNELS = ("for (int m = 0; m < M_TILES; ++m)", "for (int half = 0; half < 2; ++half)")
 
@@ -110,8 +114,7 @@ class ElementText(ValueText):
     def late_names(self, first: str) -> dict[str, object]:
         """What the templates that write rows say of it; the first row is that of the block's feature `first`."""
         if not self.late:
-            plain = {"template": [], "class": "", "more": "", "reads": [], "change": "values[i][k].element[j]"}
-            return {**plain, "write": fill(finish.WRITE_RUNS), "given": ""}
+            return {**PLAIN_ROWS, "given": ""}
         names, types = self.beside, self._types
         reads: Lines = []
         for name in names:

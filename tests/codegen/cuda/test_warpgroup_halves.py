@@ -176,7 +176,13 @@ def test_weights_that_stay_are_copied(name: str) -> None:
         emulate(replace(k, source=k.source.replace(wait, "")), *f.tensors(x))
 
 
-@pytest.mark.parametrize("name", ["weights stay", "packed weights", "producers", "held positions", "channels last"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("weights stay", "packed weights", "producers", "producers, packed weights"),
+        *("held positions", "channels last"),
+    ],
+)
 def test_sanitizers_find_nothing(name: str) -> None:
     f, t = found(*CASES[name])
     assert_kernel_right(f, kernel(f, t), f.case.example(), sanitize=True)
