@@ -39,7 +39,9 @@ from fusewright.schedule.tiling import MULTIPROCESSORS
 # Numbers of x and of w that are multiplied between two additions in float32.
 CHUNK = 64
 # Rows of x of a block, and features of a warpgroup.
-COLUMNS, FEATURES = (16, 32, 64, 96, 128), 64
+COLUMNS, FEATURES = (16, 32, 64, 96, 128, 256), 64
+# Columns whose products a thread has registers for, beside as many sums.
+AT_ONCE = 128
 # Warpgroups of a block; of three, threads have registers for fewer columns.
 GROUPS, OF_THREE = (1, 2, 3), 32
 # Into how many parts what is summed may be cut, of which a further launch adds up the results.
@@ -158,6 +160,17 @@ class MatmulTile:
     @property
     def features(self) -> int:
         return FEATURES * self.groups
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether two warpgroups take turns, one multiplying while the other one splits: else threads have no registers
+        for the sums."""
+        return self.columns > AT_ONCE
+
+    @property
+    def at_once(self) -> int:
+        """Columns that an instruction multiplies."""
+        return min(self.columns, AT_ONCE)
 
     @property
     def stage_bytes(self) -> int:
@@ -314,6 +327,7 @@ def tiles(group: Linear, of: Extent, *, rounded: bool = False) -> list[MatmulTil
     most = 1 if group.by_sample or group.fold is not None else max(1, group.summed // (4 * CHUNK))
     cut = [t for t in (MatmulTile(*one) for one in each) if t.parts <= most]
     found = [t for t in cut if t.groups < 3 or t.columns <= OF_THREE]
+    found = [t for t in found if not t.in_turns or (t.groups == 2 and not group.is_short)]
     return sorted(found, key=lambda t: seconds(group, t, of))[:TILES]
 
 

@@ -417,4 +417,14 @@ inline float first_half(unsigned pair) { return emulation::value_of_fp16(pair & 
 inline float second_half(unsigned pair) { return emulation::value_of_fp16(pair >> 16); }
 #endif
 
+#ifdef USES_smallest_halves
+inline unsigned smallest_halves(unsigned sizes, unsigned pair) {
+    const auto smaller = [](unsigned a, unsigned b) {
+        const unsigned size = b & 0x7fff;  // halves are in the order of their bits, NaN last
+        return a < size ? a : size;
+    };
+    return smaller(sizes & 0xffff, pair & 0xffff) | smaller(sizes >> 16, pair >> 16) << 16;
+}
+#endif
+
 }  // namespace

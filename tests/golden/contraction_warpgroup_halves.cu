@@ -35,7 +35,7 @@ __device__ __forceinline__ float second_half(unsigned pair) {
 
 // Of two pairs of halves, the larger sizes; those of infinities and NaN are the largest.
 __device__ __forceinline__ unsigned largest_halves(unsigned sizes, unsigned pair) {
-    asm("max.u16x2 %0, %0, %1;" : "+r"(sizes) : "r"(pair & 0x7fff7fffu));
+    asm("{ .reg .b32 size; abs.f16x2 size, %1; max.NaN.f16x2 %0, %0, size; }" : "+r"(sizes) : "r"(pair));
     return sizes;
 }
 

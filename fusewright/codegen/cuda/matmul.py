@@ -214,16 +214,24 @@ def _source(names: _Names, t: MatmulTile, name: str, read: tuple[str, ...]) -> s
             place=fill(matmul_text.PLACE[by_sample]), inside=matmul_text.INSIDE[by_sample],
         ),
         fill(
-            matmul_text.KERNEL, name=name, columns=t.columns, per_sm=t.per_sm,
+            matmul_text.KERNEL, name=name, per_sm=t.per_sm,
             parameters=names.parameters(["packed", "scales", "source", "w", *read], ["rest", written], counts),
             sample=_sample(names, read) if by_sample else [], block="block" if by_sample else "blockIdx.x",
             read=fill(matmul_text.READ[group.features_first]),
             lay_out_rest=fill(matmul_text.LAY_OUT_REST, first="sample * rows" if by_sample else "0"),
-            products=fill(_products(group, t), columns=t.columns),
+            **_through_chunks(group, t),
             write=_write(names, t, at), reduce=[] if group.fold is None else fill(matmul_text.REDUCE),
         ),
         _finish(names, t, name),
     ])  # fmt: skip
+
+
+def _through_chunks(group: Linear, t: MatmulTile) -> dict[str, str | Lines]:
+    """How a block goes through them."""
+    way = matmul_text.IN_TURNS if t.in_turns else matmul_text.AHEAD
+    products = fill(_products(group, t), columns=t.at_once)
+    steps, multiply = fill(way["steps"]), fill(way["multiply"], products=products, columns=t.at_once)
+    return {**way, "steps": steps, "multiply": multiply}
 
 
 def _products(group: Linear, t: MatmulTile) -> str:

@@ -24,7 +24,7 @@ $split
 
 // Four numbers from the k-th on, zeros beyond the last.
 __device__ __forceinline__ float4 four(const float* row, int k) {
-    if (K % 4 == 0) return k < K ? __ldg(reinterpret_cast<const float4*>(row + k)) : float4{};
+    if (K % 4 == 0) return K % CHUNK == 0 || k < K ? __ldg(reinterpret_cast<const float4*>(row + k)) : float4{};
     return {k < K ? row[k] : 0, k + 1 < K ? row[k + 1] : 0, k + 2 < K ? row[k + 2] : 0, k + 3 < K ? row[k + 3] : 0};
 }
 """
@@ -71,6 +71,8 @@ LAY_OUT = """
 // 2^15: then what halves lose is below 2^-40 of that.  A row of which more than one number in FEW is less than about
 // 2^-APART of the greatest is taken in two layers, those numbers by themselves as the second one.
 constexpr int APART = 17, FEW = 32;
+// Weights are multiplied by less, so that the next chunk's are mostly halves by the same power of two.
+constexpr int HEADROOM = 1;
 // What takes a row's scale back, and that of its second layer: negative where that is not asked for but by weights.
 struct alignas(8) Scales { float first, rest; };
 
@@ -259,23 +261,25 @@ $name($parameters) {
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
         return most;
     };
-    const auto split_fetched = [&](Own& own, bool watched) {
+    // How many of a feature's numbers are less than that, but not 0.
+    const auto less_than = [&](int half, float most) {
+        int few = 0;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const float number = (&fetched[i / 4 * 2 + half].x)[i % 4];
+            few += fabsf(number) < most && number != 0;
+        }
+        return few;
+    };
+    // What the numbers of each feature are multiplied by.
+    int exponents[2];
+    // Find that out, and split what was fetched.
+    const auto split_anew = [&](Own& own, bool watched) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int exponent = min(unit_exponent(most_fetched(half)), 112);
-            const float unit = power_of_two(exponent), less = power_of_two(14 - APART - exponent);
-            float least = INFINITY;
-#pragma unroll
-            for (int i = 0; i < 16; ++i) least = fminf(least, fabsf((&fetched[i / 4 * 2 + half].x)[i % 4]));
-            if (watched && least < less) {    // which is seldom, unless there are zeros
-                int few = 0;
-#pragma unroll
-                for (int i = 0; i < 16; ++i) {
-                    const float number = (&fetched[i / 4 * 2 + half].x)[i % 4];
-                    few += fabsf(number) < less && number != 0;
-                }
-                far |= few > 2;
-            }
+            const int exponent = exponents[half] = min(unit_exponent(most_fetched(half)), 112) - HEADROOM;
+            const float unit = power_of_two(exponent);
+            if (watched) far |= less_than(half, power_of_two(14 - HEADROOM - APART - exponent)) > 2;
             own.scale[half] = power_of_two(-14 - exponent) * TRUNCATED;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -284,6 +288,31 @@ $name($parameters) {
                 own.of[i][half + 2] = split(four.z * unit, four.w * unit);
             }
         }
+    };
+    // Multiply by the same as the last chunk's numbers, and find out only where that does not do: splitting takes about
+    // as long as multiplying, so little is asked of each number.
+    const auto split_fetched = [&](Own& own) {
+        unsigned least = 0x7c007c00, most = 0;    // infinities
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float unit = power_of_two(exponents[half]);
+            own.scale[half] = power_of_two(-14 - exponents[half]) * TRUNCATED;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float4 four = fetched[2 * i + half];
+                own.of[i][half] = split_finite(four.x * unit, four.y * unit);
+                own.of[i][half + 2] = split_finite(four.z * unit, four.w * unit);
+                least = smallest_halves(smallest_halves(least, own.of[i][half].big), own.of[i][half + 2].big);
+                most = largest_halves(largest_halves(most, own.of[i][half].big), own.of[i][half + 2].big);
+            }
+        }
+        constexpr float LESS = 1.0f / (1 << (HEADROOM + APART - 14));
+        bool wrong = !(first_half(most) < INFINITY && second_half(most) < INFINITY);
+        if (fminf(first_half(least), second_half(least)) <= LESS)    // which is seldom, unless there are zeros
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                wrong |= less_than(half, LESS * power_of_two(-exponents[half])) > 2;
+        if (__any_sync(0xffffffffu, wrong)) split_anew(own, true);
     };
     float sums[COLUMNS / 8][4] = {};
     // Of what was fetched of each feature, one layer alone.
@@ -298,40 +327,10 @@ $name($parameters) {
             }
         }
     };
-    // Multiply the copied chunk of a step by what has been split of the weight, by instruction: of a feature and the
-    // eighth behind, first and second numbers.  Meanwhile the `next` ones are split, if any.
-    const auto multiply = [&](int step, const Own& own, Own* next) {
-        const int stage = step % STAGES;
-        if (threadIdx.x == 0) start_copy(step + AHEAD);
-        landing_wait(landed + stage, step / STAGES % 2);
-        const unsigned long long x = shared_matrix(staged + stage * STAGE, 16 * COLUMNS, 128);
-        float products[COLUMNS / 8][4];
-        // Tensor cores truncate as they accumulate: chains stay short, and are added in float32.  Of a chain whose
-        // numbers are alike, that takes 0.9 units in the last place on average.
-        const auto add_products = [&] {
-#pragma unroll
-            for (int i = 0; i < COLUMNS / 2; ++i)
-                sums[i / 4][i % 4] = fmaf(products[i / 4][i % 4], own.scale[i / 2 % 2], sums[i / 4][i % 4]);
-        };
-        warpgroup_arrive();
-        $products
-        warpgroup_commit();
-        if (next != nullptr && step + 1 < steps) split_fetched(*next, true);
-        if (next != nullptr && step + 2 < steps) fetch(first_chunk + step + 2);
-        warpgroup_wait();
-        if (lane == 0) landing_close(read + stage);
-        add_products();
-    };
-    Own even, odd;
+    $multiply
+    Own $own;
     if (!far) {
-        start_copies();
-        if (steps > 0) fetch(first_chunk), split_fetched(even, true);
-        if (steps > 1) fetch(first_chunk + 1);
-#pragma unroll 1
-        for (int step = 0; step < steps; step += 2) {
-            multiply(step, even, &odd);
-            if (step + 1 < steps) multiply(step + 1, odd, &even);
-        }
+        $steps
         far = __syncthreads_or(far);
         done = steps;
     }
@@ -345,8 +344,8 @@ $name($parameters) {
         for (int step = 0; step < all; ++step) {
             fetch(first_chunk + step % steps);
             keep_layer(step / steps % 2 > 0);
-            split_fetched(even, false);
-            multiply(done + step, even, nullptr);
+            split_anew(even, false);
+            multiply(done + step, even$alone);
             if (step + 1 == 2 * steps)    // second layers of x are scaled by more
 #pragma unroll
                 for (int i = 0; i < COLUMNS / 2; ++i) {
@@ -356,6 +355,7 @@ $name($parameters) {
         }
     }
 
+    $behind
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; ++i)
         sums[i / 4][i % 4] *= scales[(long long)across * COLUMNS + i / 4 * 8 + 2 * quad + i % 2].first;
@@ -379,6 +379,96 @@ packed += sample * across_all * CHUNKS * STAGE, rest += sample * across_all * CH
 scales += sample * across_all * COLUMNS;
 w += sample * O * K;
 """
+
+# How a block goes through the chunks.  Where a thread has registers for what it split of two of them, it splits the
+# next chunk's weights while products are under way.
+AHEAD = {
+    "own": "even, odd",
+    "alone": ", nullptr",
+    "multiply": """
+// Multiply the copied chunk of a step by what has been split of the weight, by instruction: of a feature and the
+// eighth behind, first and second numbers.  Meanwhile the `next` ones are split, if any.
+const auto multiply = [&](int step, const Own& own, Own* next) {
+    const int stage = step % STAGES;
+    if (threadIdx.x == 0) start_copy(step + AHEAD);
+    landing_wait(landed + stage, step / STAGES % 2);
+    const unsigned long long x = shared_matrix(staged + stage * STAGE, 16 * COLUMNS, 128);
+    float products[COLUMNS / 8][4];
+    // Tensor cores truncate as they accumulate: chains stay short, and are added in float32.  Of a chain whose
+    // numbers are alike, that takes 0.9 units in the last place on average.
+    const auto add_products = [&] {
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; ++i)
+            sums[i / 4][i % 4] = fmaf(products[i / 4][i % 4], own.scale[i / 2 % 2], sums[i / 4][i % 4]);
+    };
+    warpgroup_arrive();
+    $products
+    warpgroup_commit();
+    if (next != nullptr && step + 1 < steps) split_fetched(*next);
+    if (next != nullptr && step + 2 < steps) fetch(first_chunk + step + 2);
+    warpgroup_wait();
+    if (lane == 0) landing_close(read + stage);
+    add_products();
+};
+""",
+    "steps": """
+start_copies();
+if (steps > 0) fetch(first_chunk), split_anew(even, true);
+if (steps > 1) fetch(first_chunk + 1);
+#pragma unroll 1
+for (int step = 0; step < steps; step += 2) {
+    multiply(step, even, &odd);
+    if (step + 1 < steps) multiply(step + 1, odd, &even);
+}
+""",
+    "behind": [],
+}
+
+# Where sums take these registers, of twice as many columns, two warpgroups take turns: one multiplies, some columns
+# after the others, while the other one reads and splits its next weights.
+IN_TURNS = {
+    "own": "even",
+    "alone": "",
+    "multiply": """
+// Multiply the copied chunk of a step by what has been split of the weight, when it is this warpgroup's turn.
+constexpr int AT_ONCE = $columns, TURN = 1;
+const auto multiply = [&](int step, const Own& own) {
+    const int stage = step % STAGES;
+    if (threadIdx.x == 0) start_copy(step + AHEAD);
+    landing_wait(landed + stage, step / STAGES % 2);
+    const unsigned long long all_x = shared_matrix(staged + stage * STAGE, 16 * COLUMNS, 128);
+    barrier_wait(TURN + warp / 4, THREADS);
+#pragma unroll
+    for (int first = 0; first < COLUMNS; first += AT_ONCE) {
+        const unsigned long long x = all_x + first;    // rows of 16 bytes
+        float products[AT_ONCE / 8][4];
+        warpgroup_arrive();
+        $products
+        warpgroup_commit();
+        if (first + AT_ONCE == COLUMNS) barrier_arrive(TURN + 1 - warp / 4, THREADS);
+        warpgroup_wait();
+        if (first + AT_ONCE == COLUMNS && lane == 0) landing_close(read + stage);
+        // Tensor cores truncate as they accumulate: chains stay short, and are added in float32.
+#pragma unroll
+        for (int i = 0; i < AT_ONCE / 2; ++i) {
+            float& sum = sums[first / 8 + i / 4][i % 4];
+            sum = fmaf(products[i / 4][i % 4], own.scale[i / 2 % 2], sum);
+        }
+    }
+};
+if (warp / 4 == 1) barrier_arrive(TURN, THREADS);    // the first one begins
+""",
+    "steps": """
+start_copies();
+if (steps > 0) fetch(first_chunk), split_anew(even, true);
+#pragma unroll 1
+for (int step = 0; step < steps; ++step) {
+    multiply(step, even);
+    if (step + 1 < steps) fetch(first_chunk + step + 1), split_fetched(even);
+}
+""",
+    "behind": ["if (warp / 4 == 0) barrier_wait(TURN, THREADS);    // what the other one said last"],
+}
 
 # The products of a chunk's numbers where these are rounded.
 PRODUCT = """

@@ -46,9 +46,15 @@ __device__ __forceinline__ Split split(float x, float y) {
     const unsigned big = pair_of_halves(a, b);
     return {big, pair_of_halves(x - first_half(big), y - second_half(big))};
 }
+// Numbers that are finite, or NaN.
+__device__ __forceinline__ Split split_finite(float x, float y) {
+    const unsigned big = pair_of_halves(x, y);
+    return {big, pair_of_halves(x - first_half(big), y - second_half(big))};
+}
 """
 
 ROUND_HALVES = """
 // Nothing is made of what is left.
 __device__ __forceinline__ Split split(float x, float y) { return {pair_of_halves(x, y), 0}; }
+__device__ __forceinline__ Split split_finite(float x, float y) { return split(x, y); }
 """

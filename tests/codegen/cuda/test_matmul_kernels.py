@@ -21,7 +21,7 @@ from fusewright.ir.build import permute
 from fusewright.ir.node import Graph, Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
-from fusewright.schedule.matmul import COLUMNS, PARTS, Extent, Linear, MatmulTile, match, seconds, tiles
+from fusewright.schedule.matmul import AT_ONCE, CHUNK, COLUMNS, PARTS, Extent, Linear, MatmulTile, match, seconds, tiles
 from fusewright.verification.numerics import round_to_tf32
 
 CHAINS: dict[str, Callable[[Tensor, nn.Module, Tensor], Tensor]] = {
@@ -69,6 +69,9 @@ CASES = {
     "many rows": (Case((1200, 33), 70), MatmulTile(128, 1, 1)),
     "the same for each sample": (Case((3, 7, 50), 70, "the same for each sample"), MatmulTile(16, 1, 1)),
     "the same for each sample, in parts": (Case((3, 7, 200), 70, "the same for each sample"), MatmulTile(16, 1, 3)),
+    "in turns": (Case((300, 300), 130, "a number per feature"), MatmulTile(256, 2, 1)),
+    "in turns, more chunks than stages": (Case((20, 64 * 7), 200, "an element each"), MatmulTile(256, 2, 1)),
+    "in turns, in parts, of which one is empty": (Case((20, 129), 130), MatmulTile(256, 2, 4)),
 }
 
 
@@ -136,6 +139,7 @@ ROUNDED = {
     "a weight (K, N)": (Case((40, 70), 130, bias=False, features_first=False), MatmulTile(64, 2, 1, rounded=True)),
     "in parts": (Case((20, 200), 96, "an element each"), MatmulTile(16, 1, 3, rounded=True)),
     "more chunks than stages": (Case((8, 32 * 19), 64), MatmulTile(128, 1, 1, rounded=True)),
+    "in turns": (Case((20, 32 * 19), 130), MatmulTile(256, 2, 1, rounded=True)),
 }
 
 
@@ -338,7 +342,7 @@ def test_numbers_far_apart(name: str, rounded: bool) -> None:
         WIDE[name](x, model.w)
         size, want = x.double().abs() @ model.w.double().abs().mT, x.double() @ model.w.double().mT
     least = torch.finfo(torch.float32).tiny
-    for tile in (MatmulTile(32, 2, 1, rounded), MatmulTile(16, 1, 2, rounded)):
+    for tile in (MatmulTile(32, 2, 1, rounded), MatmulTile(16, 1, 2, rounded), MatmulTile(256, 2, 1, rounded)):
         got = called(model, group, tile, x, ORDERS[1]).double()
         assert ((got - want).abs() <= (1.1 * 2**-10 if rounded else 5e-7) * size + least).all()
 
@@ -397,5 +401,6 @@ def test_random_matmuls(seed: int) -> None:
     k, first, chain = rng.randint(1, 300), rng.random() < 0.7, rng.choice([*CHAINS])
     features = k if "own input" in chain else rng.randint(1, 200)
     shape = (*(rng.randint(1, 9) for _ in range(rng.randint(0, 2))), rng.randint(1, 60), k)
-    tile = MatmulTile(rng.choice(COLUMNS), rng.choice((1, 2)), rng.choice([1, 1, 2, 3]))
+    columns = rng.choice(COLUMNS if k > CHUNK else [n for n in COLUMNS if n <= AT_ONCE])
+    tile = MatmulTile(columns, 2 if columns > AT_ONCE else rng.choice((1, 2)), rng.choice([1, 1, 2, 3]))
     assert_right(Case(shape, features, chain, first and rng.random() < 0.5, first), tile, rng.choice(ORDERS))
