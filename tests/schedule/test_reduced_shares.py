@@ -436,3 +436,11 @@ def test_what_a_sample_s_block_goes_on_with_stays(monkeypatch: pytest.MonkeyPatc
     w = torch.randn(5, 1)
     model = Fn(lambda x: torch.logsumexp(F.log_softmax(x, 1) * 2, 1, keepdim=True) @ w.mT)
     assert [c.family for c in as_on_a_gpu(model, torch.randn(70, 32)).choices] == ["sample program"]
+
+
+@pytest.mark.parametrize("length", [32, 80])
+def test_what_cancels_in_eager_cancels(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """The logarithm of a number, and that of as many parts of it, are alike: nothing is left, not even a rounding."""
+    model, x = Fn(lambda x: torch.logsumexp(F.log_softmax(x, 1), 1)), torch.randn(70, length) * 1e-19
+    built = built_of_rows(monkeypatch, model, x)
+    assert torch.equal(emulated(built, model, x), model(x))
