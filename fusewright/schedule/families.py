@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any
 
 from fusewright.ir import ops
-from fusewright.ir.node import Node
+from fusewright.ir.node import Node, topological
 from fusewright.schedule import (
     contraction,
     kept_rows,
@@ -61,7 +61,7 @@ def _sample(root: Node, users: Users) -> Any:
 
 def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
     """A sample program, unless all it does are reductions that one pass has, one that others of what it reads are
-    found with, or a normalisation of rows that teams of threads keep."""
+    found with, a normalisation of rows that teams of threads keep, or what these do with short rows."""
     found = _sample(root, users)
     if isinstance(found, str):
         return found
@@ -73,8 +73,18 @@ def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
         rows = normalization.parse_moving(root, users)
         if not isinstance(rows, str) and normalization.keeps_rows(rows):
             return f"{root!r} normalises rows"
+    if _is_of_short_rows(root, users, found, joins):
+        return f"{root!r} is made of short rows"
     beside = len(joins) == 1 and several_folds.is_beside(root, users, readers)
     return f"{root!r} is reduced beside others" if beside else found
+
+
+def _is_of_short_rows(root: Node, users: Users, found: sample.SampleProgram, joins: set[Node]) -> bool:
+    """Whether all that a sample program `joins` is what teams of threads do with rows that they keep."""
+    rows = kept_rows.parse_short(_base(root), users)
+    if isinstance(rows, str) or not set(rows.tensors).isdisjoint(found.inner):
+        return False
+    return joins <= set(topological(rows.roots, rows.tensors))
 
 
 def _folds(one_pass: Stream | several_folds.SeveralFolds) -> list[Fold]:
@@ -148,6 +158,7 @@ KEPT_ROWS = Family(
     also=lambda k: k.roots[1:],
     beside=True,
 )
+SHORT_ROWS = Family("kept rows", kept_rows.parse_short, lambda k: k.tensors, ops.Reduce)
 SHARED = Family(
     "normalization",
     normalization.parse_shared,
@@ -175,6 +186,7 @@ FAMILIES = (
     KEPT_ROWS,
     Family("scan", scan.parse, lambda s: s.tensors, ops.Scan),
     SAMPLES_APART,
+    SHORT_ROWS,
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     MOVING,
     # The last ones: whatever no group has computed by now is in memory.
@@ -196,7 +208,7 @@ STILL = (
     *(
         _STILL.get(f, f)
         for f in FAMILIES
-        if f not in (SHARED, POOLING, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)
+        if f not in (SHARED, SHORT_ROWS, POOLING, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)
     ),
     Family("stream", stream.parse, lambda s: s.tensors, again=True),
 )

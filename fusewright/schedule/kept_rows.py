@@ -24,10 +24,11 @@ from fusewright.ir.ops import ReduceKind, Size
 from fusewright.schedule import stream
 from fusewright.schedule.beside import Elements, Readers, gathered
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, depends_on, taken_in
+from fusewright.schedule.logarithms import in_passes
 from fusewright.schedule.partial import Split
 from fusewright.schedule.stream_record import Read, Stream, Tree, is_index
 
-KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin")
+KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin", "logsumexp")
 
 # Elements of a row from which on it is kept, of samples that are one row and of others, and up to which there are
 # registers for it.
@@ -119,6 +120,15 @@ def parse(root: Node, users: Users, readers: Readers = MappingProxyType({})) -> 
     return rows.found((root,)) if isinstance(found, str) else found
 
 
+def parse_short(root: Node, users: Users) -> KeptRows | str:
+    """The same of samples that are one row, a short one, and of nothing beside it."""
+    first = _reduction_before(root)
+    if first is None:
+        return f"{root!r} follows no reduction"
+    assert isinstance(first.op, ops.Reduce)
+    return _Rows(users, MappingProxyType({}), first.arg(0).shape, first.op.dims, short=True).found((root,))
+
+
 def split(root: Node, users: Users) -> Split | None:
     """The two steps of a reduction over rows that are kept and more: of each row, and of what those give.
 
@@ -198,12 +208,14 @@ def is_known(node: Node, numbers: set[Node]) -> bool:
 
 @dataclass
 class _Rows:
-    """Finds the chains around reductions over `dims` of values of one `shape`."""
+    """Finds the chains around reductions over `dims` of values of one `shape`; or those of samples that are one `short`
+    row."""
 
     users: Users
     readers: Readers
     shape: tuple[Size, ...]
     dims: tuple[int, ...]
+    short: bool = False
 
     def found(self, roots: tuple[Node, ...]) -> KeptRows | str:
         lengths = [self.shape[d] for d in self.dims]
@@ -211,7 +223,10 @@ class _Rows:
             return "the rows are whole batches, or of no known length"
         length = prod(n for n in lengths if isinstance(n, int))
         alone = all(n == 1 for d, n in enumerate(self.shape) if d not in (0, *self.dims))
-        if not (SHORTEST_ALONE if alone else SHORTEST) <= length <= LONGEST:
+        least, most = SHORTEST_ALONE if alone else SHORTEST, LONGEST
+        if self.short:
+            least, most = SHORTEST, SHORTEST_ALONE - 1 if alone else 0
+        if not least <= length <= most:
             return f"rows of {length} elements are not kept"
         trailing = self.dims == tuple(range(len(self.shape) - len(self.dims), len(self.shape)))
         if not trailing and len(self.dims) > 1:
@@ -303,6 +318,8 @@ class _Rows:
         )
         if any(self._is_read_otherwise(n, order) for n in reductions):
             return "a number of a row is read along other dimensions"
+        spelled, order = in_passes(order)
+        reductions = [n for n in order if isinstance(n.op, ops.Reduce)]
         mapping: dict[Node, Node] = {}
         numbers: dict[Node, Node] = {}
         for node in order:
@@ -315,11 +332,13 @@ class _Rows:
                 mapping[node] = mapping[node.arg(0)]
             else:
                 mapping[node] = make(node.op, *args)
-        problem = self._about_indices(roots, order, reductions, leaves)
+        problem = self._about_indices([spelled.get(r, r) for r in roots], order, reductions, leaves)
         if problem:
             return problem
         passes = tuple(self._pass(n, mapping, leaves, numbers) for n in reductions)
-        results = tuple(Result(r, self._tree(mapping[r], leaves, numbers), r.shape == self.shape) for r in roots)
+        results = tuple(
+            Result(r, self._tree(mapping[spelled.get(r, r)], leaves, numbers), r.shape == self.shape) for r in roots
+        )
         trees = [t for t in (*(p.tree for p in passes), *(r.tree for r in results)) if t.leaves != (t.root,)]
         problem = next(filter(None, map(stream.unsupported, trees)), None)
         wrong = next((root for root in roots if root.dtype not in MEMORY), None)

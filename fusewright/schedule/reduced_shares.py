@@ -62,6 +62,8 @@ def of_kept_rows(
         placed, _ = graph.substituted({end: new for end, (new, _) in ends.items()})
         rows = [row for _, row in ends.values()]
         kept = kept_rows.parse(rows[-1], placed.users(), readers_of(placed))
+        if isinstance(kept, str) and len(rows) == 1 and _ends_samples(graph, *ends):
+            kept = kept_rows.parse_short(rows[0], placed.users())
         if isinstance(kept, str) or most in topological(kept.tensors) or not set(rows) <= set(kept.roots):
             continue
         if len(kept.passes) == OWN and any(result.elements for result in kept.results):
@@ -70,6 +72,11 @@ def of_kept_rows(
         if pays(_passes(kept), shares, added, facts, hints) and lie_alike(graph, placed, orders):
             graph = placed
     return graph
+
+
+def _ends_samples(graph: Graph, end: Node) -> bool:
+    """Whether nothing of the same samples is made of it, which one block's program could go on with."""
+    return not end.ndim or all(n.shape[:1] != end.shape[:1] for n in graph.nodes() if end in n.inputs)
 
 
 def pays(passes: int, shares: Node, added: int, facts: DeviceFacts, hints: Mapping[Any, int]) -> bool:

@@ -82,6 +82,9 @@ __device__ __forceinline__ T joined(T a, T b) {
     return a + b;
 }
 
+// Whether a sum of a stretch, or of 8 together, is within float32's range; a NaN is in none.
+__device__ __forceinline__ bool fits(float sum) { return fabs(sum) <= 3.4028234663852886e+38f / 8; }
+
 // Neighbours along the last axis, from these coordinates on.
 template <bool WIDE>
 __device__ __forceinline__
@@ -126,7 +129,11 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
         double carry[V];  // the joins of what lies ahead
 #pragma unroll
         for (int e = 0; e < V; ++e) carry[e] = 0.0f;
-        for (index_t tile = 0; tile < items; tile += TEAM * AT_ONCE) {
+        // Where a sum of a stretch overflows, which may be no prefix, a tile is summed anew, and all that follows, each
+        // element divided by as many as a tile has.
+        bool scaled = false;
+        constexpr float ELEMENTS = 64.0f;
+        for (index_t tile = 0; tile < items;) {
             const index_t begin = tile + member * AT_ONCE;
             float value[AT_ONCE][V], ahead[V];
 #pragma unroll
@@ -135,6 +142,8 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
                 const index_t item = min(begin + t, items - 1);
                 const index_t i1 = item;
                 entry<WIDE>(d, i0, i1, i2, value[t]);
+#pragma unroll
+                for (int e = 0; e < V; ++e) value[t][e] *= scaled ? 1.0f / ELEMENTS : 1.0f;
             }
 #pragma unroll
             for (int t = 1; t < AT_ONCE; ++t)
@@ -142,7 +151,15 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
                 for (int e = 0; e < V; ++e) value[t][e] = joined(value[t - 1][e], value[t][e]);
 #pragma unroll
             for (int e = 0; e < V; ++e) wholes[turn][member][e][lane] = value[AT_ONCE - 1][e];
-            __syncthreads();
+            bool overflows = false;
+#pragma unroll
+            for (int e = 0; e < V; ++e) overflows = overflows || !fits(value[AT_ONCE - 1][e]);
+            if (__syncthreads_or(overflows) && !scaled) {
+                scaled = true;
+#pragma unroll
+                for (int e = 0; e < V; ++e) carry[e] *= 1.0f / ELEMENTS;
+                continue;
+            }
 #pragma unroll
             for (int e = 0; e < V; ++e) {
                 float all = 0.0f, before = all;
@@ -160,6 +177,9 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
                 float prefix[V];
 #pragma unroll
                 for (int e = 0; e < V; ++e) prefix[e] = joined(ahead[e], value[t][e]);
+#pragma unroll
+                for (int e = 0; e < V; ++e)
+                    if (scaled) prefix[e] *= ELEMENTS;
                 const index_t item = begin + t;
                 if (!(item < items) || !own) continue;
                 const index_t i1 = item;
@@ -167,6 +187,7 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
                 result<WIDE>(d, i0, i1, i2, prefix, results);
                 store<V>(out + (((i0) * d.n1 + i1) * d.n2 + i2), results);
             }
+            tile += TEAM * AT_ONCE;
         }
     }
 }

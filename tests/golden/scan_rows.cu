@@ -81,6 +81,9 @@ __device__ __forceinline__ T joined(T a, T b) {
     return a + b;
 }
 
+// Whether a sum of a stretch is within float32's range; a NaN is in none.
+__device__ __forceinline__ bool fits(float sum) { return fabs(sum) <= 3.4028234663852886e+38f; }
+
 // Prefixes of one value of each of WIDTH neighbouring threads: `ahead` of this one, and of all of them.
 template <int WIDTH, typename T>
 __device__ __forceinline__ T across(T value, T& ahead) {
@@ -128,9 +131,13 @@ __device__ __forceinline__ void rows(const Data& d, float* out) {
     const int lane = threadIdx.x % TEAM;
     const index_t i0 = row;
     double carry = 0.0f;  // the join of what lies ahead
+    // Where a sum of a stretch overflows, which may be no prefix, a tile is summed anew, and all that follows, each
+    // element divided by as many as a tile has.
+    bool scaled = false;
+    constexpr float ELEMENTS = 8192.0f;
     __shared__ double wholes[2][GROUPS][TEAM / 32];
     int turn = 0;
-    for (index_t tile = 0; tile < items; tile += TEAM * GROUPS) {
+    for (index_t tile = 0; tile < items;) {
         float value[GROUPS][V], ahead[GROUPS], whole[GROUPS];
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) {
@@ -138,6 +145,8 @@ __device__ __forceinline__ void rows(const Data& d, float* out) {
             const index_t item = min(tile + lane + g * TEAM, items - 1);
             const index_t i1 = item * V;
             entry<WIDE>(d, i0, i1, value[g]);
+#pragma unroll
+            for (int e = 0; e < V; ++e) value[g][e] *= scaled ? 1.0f / ELEMENTS : 1.0f;
         }
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) {
@@ -148,7 +157,14 @@ __device__ __forceinline__ void rows(const Data& d, float* out) {
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g)
             if (lane % 32 == 0) wholes[turn][g][lane / 32] = whole[g];
-        __syncthreads();
+        bool overflows = false;
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g) overflows = overflows || !fits(ahead[g]) || !fits(whole[g]);
+        if (__syncthreads_or(overflows) && !scaled) {
+            scaled = true;
+            carry *= 1.0f / ELEMENTS;
+            continue;
+        }
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) {
             double start = 0.0f;
@@ -160,6 +176,9 @@ __device__ __forceinline__ void rows(const Data& d, float* out) {
             ahead[g] = float(joined(start, double(ahead[g])));
 #pragma unroll
             for (int e = 0; e < V; ++e) value[g][e] = joined(ahead[g], value[g][e]);
+#pragma unroll
+            for (int e = 0; e < V; ++e)
+                if (scaled) value[g][e] *= ELEMENTS;
             const index_t item = tile + lane + g * TEAM;
             if (item < items && team < rows) {
                 const index_t i1 = item * V;
@@ -169,6 +188,7 @@ __device__ __forceinline__ void rows(const Data& d, float* out) {
             }
         }
         turn ^= 1;
+        tile += TEAM * GROUPS;
     }
 }
 

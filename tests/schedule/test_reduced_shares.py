@@ -57,6 +57,12 @@ def of_likelihoods(x: Tensor) -> Tensor:
     return F.cross_entropy(x, F.softmax(x.flip(0) * 0.5, 1))
 
 
+def mixture(x: Tensor) -> Tensor:
+    """How unlikely a number is, given weights, means and logarithms of deviations."""
+    s = 0.1 * x.sin()
+    return -torch.logsumexp(F.log_softmax(x, -1) - 0.5 * ((0.3 - x.cos()) / s.exp()).square() - s, -1).mean()
+
+
 def divergence(x: Tensor) -> Tensor:
     return F.kl_div(F.log_softmax(x / 2, -1), F.softmax(x.flip(0), -1), reduction="batchmean")
 
@@ -105,6 +111,10 @@ CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
     "between softmaxes": (jensen_shannon, (6, 80)),
     "between softmaxes of columns": (jensen_shannon, (2, 40, 12)),
     "about means": (between, (6, 80)),
+    "a mixture": (mixture, (6, 80)),
+    "a mixture of few": (mixture, (70, 32)),
+    "entropy of few": (entropy, (70, 32)),
+    "classes, few": (lambda x: F.cross_entropy(x, classes_of(x)), (70, 20)),
 }
 
 
@@ -418,3 +428,19 @@ def test_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reduced_shares, "pays", lambda *_: True)
     built = pipeline.build(Fn(entropy), (torch.randn(64, 400),), {}, kernels="always", measure=False)
     assert all("exp" not in c.name for c in built.choices)
+
+
+def test_what_a_sample_s_block_goes_on_with_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few logits, of which one number is made that a product of the same sample reads."""
+    monkeypatch.setattr(reduced_shares, "pays", lambda *_: True)
+    w = torch.randn(5, 1)
+    model = Fn(lambda x: torch.logsumexp(F.log_softmax(x, 1) * 2, 1, keepdim=True) @ w.mT)
+    assert [c.family for c in as_on_a_gpu(model, torch.randn(70, 32)).choices] == ["sample program"]
+
+
+@pytest.mark.parametrize("length", [32, 80])
+def test_what_cancels_in_eager_cancels(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """The logarithm of a number, and that of as many parts of it, are alike: nothing is left, not even a rounding."""
+    model, x = Fn(lambda x: torch.logsumexp(F.log_softmax(x, 1), 1)), torch.randn(70, length) * 1e-19
+    built = built_of_rows(monkeypatch, model, x)
+    assert torch.equal(emulated(built, model, x), model(x))

@@ -90,6 +90,33 @@ def test_non_finite_values(candidate, eager, truth, planted, exact, ok) -> None:
     assert judge(row(candidate), row(eager), row(truth), Rules(exact, planted)).ok is ok
 
 
+def test_few_overflows_are_right_where_noise_makes_eager_overflow() -> None:
+    """What leaves the range by a rounding, as eager's does for other roundings: there, and nowhere else."""
+    eager = torch.ones(300)
+    truth, candidate, moved = eager.double(), eager.clone(), eager.clone()
+    candidate[7], moved[7], moved[9] = INF, NAN, -INF
+    asked = []
+
+    def more(times: int) -> list[Sample]:
+        asked.append(times)
+        return [Sample(eager, (moved if times > 1 else eager,), truth)]
+
+    def found(candidate: Tensor, rules: Rules | None = None) -> Comparison:
+        return compare(Sample(candidate, (eager,), truth), more, rules or Rules())
+
+    assert found(candidate).ok and asked == [1, 4]
+    assert not found(candidate, Rules(exact=True)).ok and not found(candidate, Rules(planted="nan")).ok
+    for place in (8, 11):
+        other = candidate.clone()
+        other[place] = NAN
+        assert not found(other).ok
+    other = candidate.clone()
+    other[20] = 2.0  # and what is finite is judged as ever
+    assert not found(other).ok
+    asked.clear()
+    assert not found(torch.full_like(eager, INF)).ok and asked == []  # too many for that
+
+
 def test_integers_are_equal_but_where_noise_changes_them() -> None:
     eager, candidate = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4])
     moved = Sample(candidate, (eager,), torch.tensor([1, 2, 4]))

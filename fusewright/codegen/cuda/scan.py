@@ -5,8 +5,8 @@ columns  a thread keeps a few neighbours of the last axis and walks down, alone 
 
 Within a tile prefixes are those of the values' own compute type, in the order of a tree; sums of what lies ahead of it
 are carried in double precision.  No sum is a difference of others, so what is not finite reaches all that follows, and
-that alone.  Products are joined in double precision, too: one of elements behind a zero that float32 does not have
-would be NaN.
+that alone.  A tree has sums of stretches that are no prefixes; where one of float32 overflows, elements are scaled.
+Products are joined in double precision, too: one of elements behind a zero that float32 does not have would be NaN.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
+
+import torch
 
 from fusewright.codegen.cpp import ELEMENT, compute_type, literal
 from fusewright.codegen.cuda import scan_text as text
@@ -132,10 +134,16 @@ class _Rows(TeamWriter):
     def _joining(self) -> list[Lines]:
         """What joins elements."""
         turned = [fill(text.TURNED)] if self.scan.from_end or self.scan.to_end else []
-        return [self._joined(), fill(text.ACROSS, neutral=self._neutral), *turned]
+        return [*self._joined(), fill(text.ACROSS, neutral=self._neutral), *turned]
 
-    def _joined(self) -> Lines:
-        return fill(text.JOINED, join=fill(text.JOIN[self.scan.kind]))
+    def _joined(self, several: int = 1) -> list[Lines]:
+        """What joins two elements, and whether so many sums of stretches will fit, if that is asked for."""
+        joined = fill(text.JOINED, join=fill(text.JOIN[self.scan.kind]))
+        if not self._is_scaled:
+            return [joined]
+        most, more = literal(torch.finfo(torch.float32).max, "float"), several > 1
+        together = f", or of {several} together, is" if more else " is"
+        return [joined, fill(text.FITS, several=together, most=f"{most} / {several}" if more else most)]
 
     @property
     def _neutral(self) -> str:
@@ -145,6 +153,11 @@ class _Rows(TeamWriter):
     def _type(self) -> str:
         """In what elements are joined."""
         return "double" if self.scan.kind == "prod" else compute_type(self.scan.node.dtype)
+
+    @property
+    def _is_scaled(self) -> bool:
+        """Whether what is joined in a tile may leave the range of its type where no prefix does."""
+        return self.scan.kind == "sum" and self._type == "float"
 
     @property
     def _result(self) -> str:
@@ -212,17 +225,45 @@ class _Rows(TeamWriter):
         """What follows the last tile."""
         return []
 
+    def _scaling(self, value: str, overflows: str, again: str, barrier: str) -> dict[str, Any]:
+        """How sums are scaled that would leave their range otherwise; all threads that share a tile agree on it, at a
+        `barrier` where there is one."""
+        step = f"tile += TEAM * {'GROUPS' if self.form == 'rows' else 'AT_ONCE'}"
+        if not self._is_scaled:
+            nothing: dict[str, Any] = {name: [] for name in ("scale", "scaled", "unscaled", "next")}
+            return {**nothing, "step": f" {step}", "shared": [f"{barrier}();"] if barrier else []}
+        alone = "overflows" if self.form == "columns" else "__any_sync(~0u, overflows)"
+        some = f"{barrier}_or(overflows)" if barrier else alone
+        return {
+            "scale": fill(text.SCALE, elements=literal(float(self._most_of_tile), "float")),
+            "scaled": fill(text.SCALED, value=value),
+            "unscaled": fill(text.UNSCALED, value="prefix" if self.form == "columns" else value),
+            "step": "",
+            "next": [f"{step};"],
+            "shared": [*fill(overflows), *fill(again, some=some)],
+        }
+
+    @property
+    def _most_of_tile(self) -> int:
+        """Elements of a row, or of a column, that a tile has at most: a power of two."""
+        wide = self.wide.values if self.wide else 1
+        each = max((v if self.form == "rows" else 1) * self._items_of(v) for v in (wide, 1))
+        return 1 << (each * self.shape.team - 1).bit_length()
+
     def _body(self) -> Lines:
         names, of_block = self._names(), self.shape.team > 32
+        scaling = self._scaling("value[g]", text.OVERFLOWS, text.AGAIN, "__syncthreads" if of_block else "")
+        shared = scaling.pop("shared")
         return fill(
             text.ROWS,
+            **scaling,
             write=self._write(),
             finish=self._finish(),
             rows=self._items(self.results),
             items=self._items(self.axes["first"]),
             decode_row=decode("row", self.results, ""),
             declare=[*self._declared(), *(fill(text.DECLARE_BLOCK, **names) if of_block else [])],
-            join=fill(text.JOIN_BLOCK) if of_block else [],
+            join=fill(text.JOIN_BLOCK, shared=shared) if of_block else shared,
             advance=fill(text.ADVANCE_BLOCK if of_block else text.ADVANCE_WARP, **names),
             turn=fill(text.NEXT_TURN) if of_block else [],
             prefixes=fill(text.OF_ROWS_AHEAD if self.scan.exclusive else text.OF_ROWS),
@@ -299,10 +340,13 @@ class _Columns(_Rows):
     form, vectors = "columns", OF_COLUMNS
 
     def _joining(self) -> list[Lines]:
-        return [self._joined()]
+        return self._joined(self.shape.team)
 
     def _body(self) -> Lines:
         names, alone = self._names(), self.shape.team == 1
+        barrier = "" if alone else "__syncthreads"
+        scaling = self._scaling("value[t]", text.OVERFLOWS_OF_COLUMNS, text.AGAIN_OF_COLUMNS, barrier)
+        shared = scaling.pop("shared")
         place = self._place(self.all)
         prefix = (
             "t > 0 ? joined(ahead[e], value[t - 1][e]) : ahead[e]"
@@ -314,7 +358,8 @@ class _Columns(_Rows):
             columns=self._items(self.results),
             decode_column=self._decode("column", self.results),
             declare=[] if alone else fill(text.DECLARE_MEMBERS, **names),
-            join=fill(text.ALONE if alone else text.MEMBERS, **names),
+            join=fill(text.ALONE if alone else text.MEMBERS, shared=shared, **names),
+            **scaling,
             place=place,
             prefix=prefix,
             **self._walked("begin + t"),

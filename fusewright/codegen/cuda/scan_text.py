@@ -64,8 +64,9 @@ __device__ __forceinline__ void rows(const Data& d, $out* out) {
     const int lane = threadIdx.x % TEAM;
     $decode_row
     $C carry = $neutral;  // the join of what lies ahead
+    $scale
     $declare
-    for (index_t tile = 0; tile < items; tile += TEAM * GROUPS) {
+    for (index_t tile = 0; tile < items;$step) {
         $T value[GROUPS][V], ahead[GROUPS], whole[GROUPS];
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) {
@@ -74,6 +75,7 @@ __device__ __forceinline__ void rows(const Data& d, $out* out) {
             $decode_item
             entry<WIDE>(d, $coordinates, value[g]);
             $turn_read
+            $scaled
         }
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) {
@@ -86,6 +88,7 @@ __device__ __forceinline__ void rows(const Data& d, $out* out) {
         for (int g = 0; g < GROUPS; ++g) {
             $advance
             $prefixes
+            $unscaled
             const index_t item = $written;
             if ($inside && team < rows) {
                 $decode_item
@@ -96,8 +99,63 @@ __device__ __forceinline__ void rows(const Data& d, $out* out) {
             }
         }
         $turn
+        $next
     }
     $finish
+}
+"""
+
+# Sums in a tile are of stretches, too, which may leave float32's range where no prefix does.
+FITS = """
+// Whether a sum of a stretch$several within float32's range; a NaN is in none.
+__device__ __forceinline__ bool fits(float sum) { return fabs(sum) <= $most; }
+"""
+
+SCALE = """
+// Where a sum of a stretch overflows, which may be no prefix, a tile is summed anew, and all that follows, each
+// element divided by as many as a tile has.
+bool scaled = false;
+constexpr float ELEMENTS = $elements;
+"""
+
+SCALED = """
+#pragma unroll
+for (int e = 0; e < V; ++e) $value[e] *= scaled ? 1.0f / ELEMENTS : 1.0f;
+"""
+
+UNSCALED = """
+#pragma unroll
+for (int e = 0; e < V; ++e)
+    if (scaled) $value[e] *= ELEMENTS;
+"""
+
+OVERFLOWS = """
+bool overflows = false;
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g) overflows = overflows || !fits(ahead[g]) || !fits(whole[g]);
+"""
+
+OVERFLOWS_OF_COLUMNS = """
+bool overflows = false;
+#pragma unroll
+for (int e = 0; e < V; ++e) overflows = overflows || !fits(value[AT_ONCE - 1][e]);
+"""
+
+# Where a thread of those that share a scale has such a sum.
+AGAIN = """
+if ($some && !scaled) {
+    scaled = true;
+    carry *= 1.0f / ELEMENTS;
+    continue;
+}
+"""
+
+AGAIN_OF_COLUMNS = """
+if ($some && !scaled) {
+    scaled = true;
+#pragma unroll
+    for (int e = 0; e < V; ++e) carry[e] *= 1.0f / ELEMENTS;
+    continue;
 }
 """
 
@@ -177,7 +235,7 @@ JOIN_BLOCK = """
 #pragma unroll
 for (int g = 0; g < GROUPS; ++g)
     if (lane % 32 == 0) wholes[turn][g][lane / 32] = whole[g];
-__syncthreads();
+$shared
 """
 
 ADVANCE_BLOCK = """
@@ -210,7 +268,8 @@ __device__ __forceinline__ void columns(const Data& d, $out* out) {
         $C carry[V];  // the joins of what lies ahead
 #pragma unroll
         for (int e = 0; e < V; ++e) carry[e] = $neutral;
-        for (index_t tile = 0; tile < items; tile += TEAM * AT_ONCE) {
+        $scale
+        for (index_t tile = 0; tile < items;$step) {
             const index_t begin = tile + member * AT_ONCE;
             $T value[AT_ONCE][V], ahead[V];
 #pragma unroll
@@ -219,6 +278,7 @@ __device__ __forceinline__ void columns(const Data& d, $out* out) {
                 const index_t item = $read;
                 $decode_item
                 entry<WIDE>(d, $coordinates, value[t]);
+                $scaled
             }
 #pragma unroll
             for (int t = 1; t < AT_ONCE; ++t)
@@ -230,6 +290,7 @@ __device__ __forceinline__ void columns(const Data& d, $out* out) {
                 $T prefix[V];
 #pragma unroll
                 for (int e = 0; e < V; ++e) prefix[e] = $prefix;
+                $unscaled
                 const index_t item = $written;
                 if (!($inside) || !own) continue;
                 $decode_item
@@ -237,12 +298,14 @@ __device__ __forceinline__ void columns(const Data& d, $out* out) {
                 result<WIDE>(d, $coordinates, prefix, results);
                 store<V>(out + ($place), results);
             }
+            $next
         }
     }
 }
 """
 
 ALONE = """
+$shared
 #pragma unroll
 for (int e = 0; e < V; ++e) {
     ahead[e] = $T(carry[e]);
@@ -258,7 +321,7 @@ int turn = 0;
 MEMBERS = """
 #pragma unroll
 for (int e = 0; e < V; ++e) wholes[turn][member][e][lane] = value[AT_ONCE - 1][e];
-__syncthreads();
+$shared
 #pragma unroll
 for (int e = 0; e < V; ++e) {
     $T all = $neutral, before = all;

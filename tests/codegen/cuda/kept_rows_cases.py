@@ -73,6 +73,12 @@ def unsqueezed(x: Node, kind: str, dim: int) -> Node:
     return pointwise("div", x, make(ops.Reshape(shape), over(x, kind, dim, keepdim=False)))
 
 
+def unlikely(x: Node, *dims: int) -> Node:
+    """How much less than another, which is made of the same row, an element's logarithm of a likelihood is."""
+    mixed = pointwise("sub", pointwise("tanh", x), over(x, "logsumexp", *dims))
+    return pointwise("sub", over(mixed, "logsumexp", *dims), mixed)
+
+
 IMAGE = (2, 70, 4, 5)
 CASES: dict[str, Callable[[], Node]] = {
     "whole numbers": lambda: of_whole_numbers(inp(0, 5, 100, dtype=torch.int64), inp(1, 5, 100)),
@@ -106,6 +112,12 @@ CASES: dict[str, Callable[[], Node]] = {
     ),
     "rows that are looked up": lambda: rms(pointwise("mul", inp(0, 5, 96), looked_up(inp(1, 9, 96), 5)), 1),
     "unsqueezed": lambda: unsqueezed(pointwise("abs", inp(0, 5, 96)), "sum", 1),
+    "logarithms of sums": lambda: unlikely(inp(0, 5, 96), 1),
+    "logarithms of sums, no vector": lambda: unlikely(inp(0, 5, 101), 1),
+    "a logarithm of a sum": lambda: over(
+        pointwise("sub", inp(0, 5, 96), over(inp(0, 5, 96), "mean", 1)), "logsumexp", 1, keepdim=False
+    ),
+    "columns, logarithms of sums": lambda: unlikely(inp(0, *IMAGE), 1),
     "columns": lambda: normalized(inp(0, *IMAGE), 1),
     "columns, unsqueezed": lambda: unsqueezed(inp(0, *IMAGE), "norm", 1),
     "columns, no vector": lambda: normalized(inp(0, 2, 70, 3, 5), 1),

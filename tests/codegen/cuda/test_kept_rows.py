@@ -9,6 +9,7 @@ from math import inf, nan
 
 import pytest
 import torch
+import torch.nn.functional as F
 from codegen.cuda.kept_rows_cases import (
     CASES,
     IMAGE,
@@ -26,6 +27,7 @@ from codegen.cuda.kept_rows_cases import (
 )
 from codegen.cuda.test_stream_kernels import BF16, F16, F64, inp, pointwise, random, reference
 from emulation.emulate import emulate
+from gpu_build import built_for_a_gpu, emulated
 from torch import Tensor
 
 from fusewright.codegen.cpu import options as cpu_options
@@ -37,6 +39,7 @@ from fusewright.runtime import nvrtc
 from fusewright.schedule.beside import readers_of
 from fusewright.schedule.group import Group
 from fusewright.schedule.kept_rows import KeptRows, parse
+from tests.capture.harness import Fn
 
 ORDERS = ("forward", "reverse", "shuffled")
 
@@ -151,6 +154,7 @@ SPECIAL = {
     "normalized": lambda x: normalized(x, 1),
     "standardized": lambda x: standardized(x, 1),
     "to one": lambda x: scaled_to_one(x, 1),
+    "logarithms": lambda x: over(pointwise("sub", over(x, "logsumexp", 1), x), "logsumexp", 1),
     "columns": lambda x: normalized(x, 1),
     "columns, to one": lambda x: scaled_to_one(x, 1),
 }
@@ -177,6 +181,40 @@ def test_nothing_is_read_or_written_outside(name: str) -> None:
     k = kept(CASES[name]())
     given = [random(n, i) for i, n in enumerate(k.tensors)]
     emulate(kernel(k, "fused_test", **options(k)[0]), *given, order="reverse", sanitize=True)
+
+
+@pytest.mark.parametrize("value", [inf, -inf, nan], ids=str)
+def test_logarithms_of_sums_of_what_is_infinite(value: float) -> None:
+    """Whole rows of it: infinite as they are, where a difference of two such would be NaN."""
+    x = inp(0, 3, 70)
+    t = random(x, 3)
+    t[0] = t[1, :69] = value
+    root = over(pointwise("add", pointwise("mul", over(x, "max", 1), 0.0), x), "logsumexp", 1)
+    check(over(pointwise("minimum", over(x, "logsumexp", 1), x), "max", 1), {x: t})
+    assert kept(root).passes[-1].kind == "sum"
+    check(root, {x: t})
+
+
+SHORT: dict[str, Callable[[Tensor], Tensor]] = {
+    "a norm": lambda x: x / x.norm(dim=1, keepdim=True),
+    "a mixture": lambda x: torch.logsumexp(x.sin() - torch.logsumexp(x, 1, keepdim=True), 1),
+    "deviations": lambda x: (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_samples_that_are_one_short_row(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A few threads have each; a sample program would be a block for each."""
+    model, x = Fn(SHORT[name]), torch.randn(70, 32)
+    built = built_for_a_gpu(monkeypatch, model, x)
+    assert [(c.family, c.path) for c in built.choices] == [("kept rows", "generated")]
+    torch.testing.assert_close(emulated(built, model, x), model(x))
+
+
+def test_short_rows_of_longer_programs_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.randn(8, 32)
+    built = built_for_a_gpu(monkeypatch, Fn(lambda x: torch.tanh(F.normalize(x) @ w.mT)), torch.randn(70, 32))
+    assert [c.family for c in built.choices] == ["sample program"]
 
 
 def test_left_to_others_on_a_cpu() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from itertools import accumulate
 from math import inf, nan
 from pathlib import Path
 from random import Random
@@ -300,6 +301,48 @@ def test_special_values(kind: ops.ScanKind, shape: tuple[int, ...], team: int) -
     check(root, {inp(0, *shape): x}, (team,))
 
 
+OVERFLOWING: dict[str, tuple[tuple[int, ...], int]] = {
+    "by a warp": ((6, 520), 8),
+    "no vector": ((6, 517), 32),
+    "by a block": ((6, 3001), 128),
+    "columns": ((2, 520, 3), 1),
+    "columns that are shared": ((1, 520, 8), 8),
+}
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("name", OVERFLOWING)
+@pytest.mark.sampled
+def test_sums_that_are_no_prefixes_may_overflow(name: str, dtype: torch.dtype) -> None:
+    """Three quarters of the largest number twice, which is as much below zero before: their sum leaves float32's range,
+    no prefix does.  Prefixes ahead of them are as exact as ever."""
+    shape, team = OVERFLOWING[name]
+    x, large = torch.randn(shape), 0.75 * torch.finfo(F32).max
+    places = (0, 3, 255, 300, 510, 511, 100, 128)
+    rows = [row for part in x for row in (part.unbind(1) if part.ndim > 1 else [part])]
+    for row, at in zip(rows, places, strict=False):
+        row[at : at + 4] = large * torch.tensor([-1.0, 1, 1, -1])
+    root, given = sums(inp(0, *shape, dtype=dtype), 1), x.to(dtype)
+    want = given.double().cumsum(1)
+    for order in ORDERS:
+        got = emulate(kernel(scan_of(root), "fused_test", team=team), given, order=order).double()
+        assert got.isfinite().all()
+        error = ((got - want).abs() / (want.abs() + 1)).movedim(1, -1).reshape(-1, shape[1])
+        for each, at in zip(error, places, strict=False):
+            assert not at or each[:at].max() <= 64 * torch.finfo(dtype).eps
+    check(root, {root.arg(0): given}, (team,))
+    check(flip(sums(flip(root.arg(0), 1), 1), 1), {root.arg(0): given}, (team,))
+
+
+def test_what_overflows_is_infinite_there() -> None:
+    """A prefix beyond the range of float32 is infinite, and those that come back are finite, as they are in float64."""
+    x = torch.ones(3, 600)
+    x[0, 100:102], x[0, 300:302] = 3e38, -3e38
+    got = emulate(kernel(scan_of(sums(inp(0, 3, 600), 1)), "fused_test", team=8), x)
+    assert torch.equal(got.isinf(), x.double().cumsum(1).float().isinf()) and not got.isnan().any()
+    torch.testing.assert_close(got[1:], x[1:].cumsum(1))
+
+
 def test_as_exact_as_a_number_can_be() -> None:
     """What lies ahead is carried in double precision: errors do not grow with it."""
     x = 100 + torch.randn(2, 20_000)
@@ -340,6 +383,27 @@ def test_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     built = built_for_a_gpu(monkeypatch, model, x)
     assert [(c.family, c.path) for c in built.choices] == [("scan", "generated")]
     torch.testing.assert_close(emulated(built, model, x), model(x))
+
+
+def test_a_model_that_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terms that grow until they overflow, and are divided by as much: what is finite where one term after the other
+    is added in float32, as eager does it on GPUs, is finite."""
+
+    def function(x: Tensor) -> Tensor:
+        a = torch.cumsum(-torch.nn.functional.softplus(x), 1)
+        return torch.exp(a) * torch.cumsum(x * torch.exp(-a), 1)
+
+    torch.manual_seed(0)
+    model, x = Fn(function), torch.randn(2, 160, 512)
+    built = built_for_a_gpu(monkeypatch, model, x)
+    assert [(c.family, c.path) for c in built.choices] == [("scan", "generated")] * 2
+    got = emulated(built, model, x)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "cumsum", lambda x, dim: torch.stack(list(accumulate(x.unbind(dim))), dim))
+        eager = function(x)
+    finite = eager.isfinite()
+    assert not finite.all() and got[finite].isfinite().all()
+    assert (got - function(x.double()))[finite].abs().max() <= 1e-4
 
 
 def test_left_to_others_on_a_cpu() -> None:
