@@ -229,9 +229,8 @@ def _source(names: _Names, t: MatmulTile, name: str, read: tuple[str, ...]) -> s
 def _through_chunks(group: Linear, t: MatmulTile) -> dict[str, str | Lines]:
     """How a block goes through them."""
     way = matmul_text.IN_TURNS if t.in_turns else matmul_text.AHEAD
-    products = fill(_products(group, t), columns=t.at_once)
-    steps, multiply = fill(way["steps"]), fill(way["multiply"], products=products, columns=t.at_once)
-    return {**way, "steps": steps, "multiply": multiply}
+    multiply = fill(way.multiply, products=fill(_products(group, t), columns=t.at_once), columns=t.at_once)
+    return {"own": way.own, "alone": way.alone, "multiply": multiply, "steps": fill(way.steps), "behind": way.behind}
 
 
 def _products(group: Linear, t: MatmulTile) -> str:

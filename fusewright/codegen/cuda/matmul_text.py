@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from fusewright.codegen.text import Lines
+
 CONSTANTS = """
 // x (rows, K) times w is (rows, O): a block has FEATURES of the features, 64 of each of its warpgroups, which are the
 // rows of what they multiply, and COLUMNS rows of x, which are its columns.
@@ -380,12 +384,25 @@ scales += sample * across_all * COLUMNS;
 w += sample * O * K;
 """
 
-# How a block goes through the chunks.  Where a thread has registers for what it split of two of them, it splits the
-# next chunk's weights while products are under way.
-AHEAD = {
-    "own": "even, odd",
-    "alone": ", nullptr",
-    "multiply": """
+
+@dataclass(frozen=True)
+class Way:
+    """How a block goes through the chunks: `own`, what a thread splits weights to; `alone`, what is said of a chunk
+    that none is split behind; `multiply` one chunk, and the `steps` through all; what comes `behind` them."""
+
+    own: str
+    alone: str
+    multiply: str
+    steps: str
+    behind: Lines
+
+
+# Where a thread has registers for what it split of two chunks, it splits the next weights while products are under
+# way.
+AHEAD = Way(
+    own="even, odd",
+    alone=", nullptr",
+    multiply="""
 // Multiply the copied chunk of a step by what has been split of the weight, by instruction: of a feature and the
 // eighth behind, first and second numbers.  Meanwhile the `next` ones are split, if any.
 const auto multiply = [&](int step, const Own& own, Own* next) {
@@ -411,7 +428,7 @@ const auto multiply = [&](int step, const Own& own, Own* next) {
     add_products();
 };
 """,
-    "steps": """
+    steps="""
 start_copies();
 if (steps > 0) fetch(first_chunk), split_anew(even, true);
 if (steps > 1) fetch(first_chunk + 1);
@@ -421,15 +438,15 @@ for (int step = 0; step < steps; step += 2) {
     if (step + 1 < steps) multiply(step + 1, odd, &even);
 }
 """,
-    "behind": [],
-}
+    behind=[],
+)
 
 # Where sums take these registers, of twice as many columns, two warpgroups take turns: one multiplies, some columns
 # after the others, while the other one reads and splits its next weights.
-IN_TURNS = {
-    "own": "even",
-    "alone": "",
-    "multiply": """
+IN_TURNS = Way(
+    own="even",
+    alone="",
+    multiply="""
 // Multiply the copied chunk of a step by what has been split of the weight, when it is this warpgroup's turn.
 constexpr int AT_ONCE = $columns, TURN = 1;
 const auto multiply = [&](int step, const Own& own) {
@@ -458,7 +475,7 @@ const auto multiply = [&](int step, const Own& own) {
 };
 if (warp / 4 == 1) barrier_arrive(TURN, THREADS);    // the first one begins
 """,
-    "steps": """
+    steps="""
 start_copies();
 if (steps > 0) fetch(first_chunk), split_anew(even, true);
 #pragma unroll 1
@@ -467,8 +484,8 @@ for (int step = 0; step < steps; ++step) {
     if (step + 1 < steps) fetch(first_chunk + step + 1), split_fetched(even);
 }
 """,
-    "behind": ["if (warp / 4 == 0) barrier_wait(TURN, THREADS);    // what the other one said last"],
-}
+    behind=["if (warp / 4 == 0) barrier_wait(TURN, THREADS);    // what the other one said last"],
+)
 
 # The products of a chunk's numbers where these are rounded.
 PRODUCT = """
