@@ -62,14 +62,16 @@ def of_kept_rows(
         placed, _ = graph.substituted({end: new for end, (new, _) in ends.items()})
         rows = [row for _, row in ends.values()]
         kept = kept_rows.parse(rows[-1], placed.users(), readers_of(placed))
-        if isinstance(kept, str) and len(rows) == 1 and _ends_samples(graph, *ends):
+        is_short = isinstance(kept, str) and len(rows) == 1 and _ends_samples(graph, *ends)
+        if is_short:
             kept = kept_rows.parse_short(rows[0], placed.users())
         if isinstance(kept, str) or most in topological(kept.tensors) or not set(rows) <= set(kept.roots):
             continue
         if len(kept.passes) == OWN and any(result.elements for result in kept.results):
             continue  # a normalisation writes them as well
         added = _added(graph, placed, kept)
-        if pays(_passes(kept), shares, added, facts, hints) and lie_alike(graph, placed, orders):
+        # Short rows would be a sample program's, a block for each.
+        if (is_short or pays(_passes(kept), shares, added, facts, hints)) and lie_alike(graph, placed, orders):
             graph = placed
     return graph
 

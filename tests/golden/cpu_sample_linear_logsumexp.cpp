@@ -126,7 +126,7 @@ extern "C" void fused_linear_add_logsumexp_mul(const double* a0, const double* a
             const float most = greatest_of<float>(128, element);
             const float shift = std::fabs(most) == float(INFINITY) ? float(0) : most;  // nothing to subtract
             const double total = sum_of(128, [&](index_t r) { return exp(element(r) - shift); });
-            s3[row] = float(log(total) + shift);
+            s3[row] = float(float(log(total)) + shift);
         }
         // mul: (B, 1) -> (B, 1)
 #pragma omp simd

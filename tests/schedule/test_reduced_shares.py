@@ -444,3 +444,9 @@ def test_what_cancels_in_eager_cancels(monkeypatch: pytest.MonkeyPatch, length: 
     model, x = Fn(lambda x: torch.logsumexp(F.log_softmax(x, 1), 1)), torch.randn(70, length) * 1e-19
     built = built_of_rows(monkeypatch, model, x)
     assert torch.equal(emulated(built, model, x), model(x))
+
+
+def test_short_rows_are_kept_whatever_it_takes_to_begin_an_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reduced_shares, "pays", lambda *_: False)
+    families = [c.family for c in as_on_a_gpu(Fn(mixture), torch.randn(70, 32)).choices]
+    assert "kept rows" in families and "sample program" not in families

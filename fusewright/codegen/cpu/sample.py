@@ -188,4 +188,5 @@ def _reduction(op: ops.Reduce, compute: str, length: int) -> tuple[Lines, str]:
         f"const {compute} shift = std::fabs(most) == {compute}(INFINITY) ? {compute}(0) : most;  // nothing to subtract"
     )
     exps = f"const double total = sum_of({length}, [&](index_t r) {{ return exp(element(r) - shift); }});"
-    return [most, shift, exps], "log(total) + shift"
+    # Rounded ahead of the sum, as eager's is: what cancels there does so here.
+    return [most, shift, exps], f"{as_type(compute, 'log(total)')} + shift"

@@ -277,4 +277,5 @@ def _reduction(op: ops.Reduce, compute: str, lanes: int, length: int) -> tuple[L
     most = _over(compute, "most", lanes, length, f"-{compute}(INFINITY)", "element", "Greater")
     shift = f"const {compute} shift = fabs(most) == {compute}(INFINITY) ? {compute}(0) : most;  // nothing to subtract"
     exps = _over("double", "total", lanes, length, "0.0", "[&](int r) { return exp(element(r) - shift); }", "Add")
-    return [most, shift, exps], "log(total) + shift"
+    # Rounded ahead of the sum, as eager's is: what cancels there does so here.
+    return [most, shift, exps], f"{as_type(compute, 'log(total)')} + shift"
