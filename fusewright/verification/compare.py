@@ -9,7 +9,7 @@ Eager's error is one sample of a random thing: on a tensor with few elements it 
 evidence is taken on inputs that differ by rounding-sized noise: errors are pooled over all of them, and an element that
 the noise itself moves by far more than rounding explains is a near-tie, excluded from the norms, counted, and
 held to the size of such movements, or of eager's own errors there.  Few elements may be NaN or Inf where eager's are
-finite: those that are so in eager's own results as well, for some of that noise.
+finite: those that are so in eager's own results as well, but not in truth, for some of that noise.
 """
 
 from __future__ import annotations
@@ -167,8 +167,10 @@ def _non_finite_fault(sample: Sample, rules: Rules) -> str:
 
 
 def _overflows_by_rounding(first: Sample, more: Callable[[int], Sequence[Sample]], rules: Rules) -> bool:
-    """Whether the candidate's only fault are few NaN and Inf, and rounding-sized noise gives eager one where each is:
-    whether something leaves the range on the way is a matter of rounding there."""
+    """Whether the candidate's only fault are few NaN and Inf, and rounding-sized noise gives eager one where each is,
+    while the truth is finite: whether something leaves the range on the way is a matter of rounding there.  Where the
+    noise leaves what a function is defined for, as of a root of 0, the truth is NaN, too, and a candidate that is NaN
+    at the border itself is wrong."""
     invented = ~_parts(first.candidate).isfinite() & _parts(first.eager).isfinite()
     if rules.exact or first.eager.is_complex() or not 0 < int(invented.sum()) <= _RARE * invented.numel():
         return False
@@ -176,8 +178,8 @@ def _overflows_by_rounding(first: Sample, more: Callable[[int], Sequence[Sample]
         return False
     for times in (1, _FURTHER):
         for sample in more(times):
-            if sample.eager.shape == first.eager.shape:
-                invented &= _parts(sample.eager).isfinite()
+            if sample.eager.shape == sample.truth.shape == first.eager.shape:
+                invented &= _parts(sample.eager).isfinite() | ~_parts(sample.truth).isfinite()
         if not bool(invented.any()):
             return True
     return False

@@ -117,6 +117,23 @@ def test_few_overflows_are_right_where_noise_makes_eager_overflow() -> None:
     assert not found(torch.full_like(eager, INF)).ok and asked == []  # too many for that
 
 
+def test_nan_at_the_border_of_a_domain_is_no_overflow() -> None:
+    """The root of 1 - x, as that times its reciprocal: where x is 1, noise makes NaN of eager's, and of the truth."""
+    x = torch.linspace(0, 1, 300)
+    generator = torch.Generator().manual_seed(0)
+
+    def sample(x: Tensor) -> Sample:
+        return Sample((1 - x) * torch.rsqrt(1 - x), (torch.sqrt(1 - x),), torch.sqrt(1 - x.double()))
+
+    def more(times: int) -> list[Sample]:
+        noise = (torch.rand((8 * times, 300), generator=generator) - 0.5) * times * 2**-21
+        return [sample(x + x * each) for each in noise]
+
+    assert any(s.eager.isnan().any() for s in more(1))
+    assert sample(x).candidate.isnan().sum() == 1 and sample(x).eager.isfinite().all()
+    assert not compare(sample(x), more, Rules()).ok
+
+
 def test_integers_are_equal_but_where_noise_changes_them() -> None:
     eager, candidate = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4])
     moved = Sample(candidate, (eager,), torch.tensor([1, 2, 4]))

@@ -255,11 +255,15 @@ $name($parameters) {
     const auto fetch = [&](int chunk) {
         $read
     };
-    // The greatest of a feature, of four lanes'.
-    const auto most_fetched = [&](int half) {
+    // The greatest of a feature, of a lane's own and of four lanes'.
+    const auto own_most = [&](int half) {
         float most = 0;
 #pragma unroll
         for (int i = 0; i < 16; ++i) most = fmaxf(most, finite_size((&fetched[i / 4 * 2 + half].x)[i % 4]));
+        return most;
+    };
+    const auto most_fetched = [&](int half) {
+        float most = own_most(half);
 #pragma unroll
         for (int distance = 1; distance < 4; distance *= 2)
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
@@ -310,12 +314,17 @@ $name($parameters) {
                 most = largest_halves(largest_halves(most, own.of[i][half].big), own.of[i][half + 2].big);
             }
         }
-        constexpr float LESS = 1.0f / (1 << (HEADROOM + APART - 14));
+        // Halves lose up to 2^-25: of few numbers that is too much only where none of the others is LARGE, as where all
+        // have become smaller, and most are 0.
+        constexpr float LESS = 1.0f / (1 << (HEADROOM + APART - 14)), LARGE = 1 << 10;
         bool wrong = !(first_half(most) < INFINITY && second_half(most) < INFINITY);
         if (fminf(first_half(least), second_half(least)) <= LESS)    // which is seldom, unless there are zeros
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                wrong |= less_than(half, LESS * power_of_two(-exponents[half])) > 2;
+            for (int half = 0; half < 2; ++half) {
+                const float unit = power_of_two(exponents[half]);
+                const int few = less_than(half, LESS * power_of_two(-exponents[half]));
+                wrong |= few > 2 || (few > 0 && own_most(half) * unit < LARGE);
+            }
         if (__any_sync(0xffffffffu, wrong)) split_anew(own, true);
     };
     float sums[COLUMNS / 8][4] = {};

@@ -347,6 +347,23 @@ def test_numbers_far_apart(name: str, rounded: bool) -> None:
         assert ((got - want).abs() <= (1.1 * 2**-10 if rounded else 5e-7) * size + least).all()
 
 
+@pytest.mark.parametrize("tile", [MatmulTile(32, 2, 1), MatmulTile(256, 2, 1)], ids=str)
+@pytest.mark.parametrize(("length", "share"), [(66, 1.0), (192, 0.01)])
+@pytest.mark.parametrize("smaller", [14, 24, 60])
+def test_few_weights_that_are_smaller_than_the_last_chunk(
+    smaller: int, length: int, share: float, tile: MatmulTile
+) -> None:
+    """At the end of a sum, or where most are 0: they alone meet rows that are 0 elsewhere."""
+    model, group = found(Case((24, length), 96, bias=False))
+    torch.manual_seed(3)
+    x = torch.randn(24, length)
+    x[::2, :CHUNK] = 0
+    with torch.no_grad():
+        model.w[:, CHUNK:] *= 2.0**-smaller * (torch.rand(96, length - CHUNK) < share)
+        size, want = x.double().abs() @ model.w.double().abs().mT, x.double() @ model.w.double().mT
+    assert ((called(model, group, tile, x, ORDERS[1]) - want).abs() <= 7e-7 * size).all()
+
+
 class Chained(nn.Module):
     def __init__(self, then: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
