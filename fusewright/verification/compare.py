@@ -104,7 +104,7 @@ def compare(first: Sample, more: Callable[[int], Sequence[Sample]], rules: Rules
     if not (first.eager.is_floating_point() or first.eager.is_complex()):
         return _compare_integers(first, more)
     fault = _non_finite_fault(first, rules)
-    if fault and not (rules.planted is None and _overflows_by_rounding(first, more, rules)):
+    if fault and not _overflows_by_rounding(first, more, rules):
         return Comparison(False, math.inf, 0.0, fault, elements=count)
     limits = _Limits.of(first, rules)
     own = _Errors.of(first)
