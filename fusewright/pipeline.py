@@ -43,6 +43,7 @@ from fusewright.schedule.groups import cut, with_statistics
 from fusewright.schedule.kernel_cost import by_kernels
 from fusewright.schedule.losses import of_logits
 from fusewright.schedule.moves_first import moves_first
+from fusewright.schedule.reduced_norms import of_norms
 from fusewright.schedule.reduced_shares import of_kept_rows
 from fusewright.schedule.single_columns import as_sums
 from fusewright.schedule.taps_as_features import with_taps_as_features
@@ -241,6 +242,7 @@ class _Passes:
         # In training, a product gives gradients in fewer passes.
         graph = as_sums(graph, *sizes) if moves and not self.training else graph
         graph = of_kept_rows(graph, *sizes) if moves else graph
+        graph = of_norms(graph, orders) if moves and not self.training else graph
         graph = of_logits(graph, *sizes)
         graph = of_few(graph, orders) if moves else graph
         graph = moves_first(graph, orders) if moves else graph
