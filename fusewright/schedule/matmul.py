@@ -52,8 +52,8 @@ STAGED, MOST_STAGES = 196608, 8
 TILES = 6
 # Bytes that x may take once it is split, twice its own, or rounded: a call allocates them.
 MOST_PACKED = 2**30
-# Cycles per second; bytes per cycle that a multiprocessor copies, or loads and splits (fitted); cycles that a block takes
-# beside its chunks, and a chunk beside its products; bytes per second of memory.
+# Cycles per second; bytes per cycle that a multiprocessor copies, or loads and splits (fitted); cycles that a block
+# takes beside its chunks, and a chunk beside its products; bytes per second of memory.
 CLOCK, STREAMED, BLOCK, STEP, MEMORY = 1.75e9, 24.0, 6000.0, 100.0, 2.8e12
 # Seconds of a launch that follows another.
 LAUNCH = 5e-6
