@@ -63,8 +63,9 @@ def _sample(root: Node, users: Users) -> Any:
 
 
 def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
-    """A sample program, unless all it does are reductions that one pass has, with more or alone, one that others of
-    what it reads are found with, a normalisation of rows that teams of threads keep, or what these do with short rows."""
+    """A sample program, unless all it does are reductions that one pass has, alone or beside more, one that others of
+    what it reads are found with, a normalisation of rows that teams of threads keep, or what these do with short ones.
+    """
     found = _sample(root, users)
     if isinstance(found, str):
         return found

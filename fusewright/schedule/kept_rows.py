@@ -237,7 +237,8 @@ class _Rows:
         elements = any(root.shape == self.shape for root in roots)
         if len(reductions) < (1 if elements else 2):
             return "there is one reduction and nothing of the rows behind it"
-        if len(roots) > 1 and not elements and not self._is_behind_another(order, reductions):
+        lost = roots[0].shape == self._dropped and not isinstance(roots[0].op, ops.Reduce)
+        if (len(roots) > 1 or lost) and not elements and not self._is_behind_another(order, reductions):
             return "all results are reductions of what is read"
         return self._chain(roots, order, reductions, length)
 
@@ -286,18 +287,42 @@ class _Rows:
         """What is computed here: of the shapes of elements and of numbers, and used nowhere else."""
         if not all(self._fits(root, roots) for root in roots):
             return set()
-        inner = set(taken_in(roots, self.users, lambda n: self._fits(n, roots))[0])
-        inner = {n for n in inner if not isinstance(n.op, ops.Reshape) or n.arg(0) in inner}  # others are in memory
-        return inner if inner.issuperset(roots) else set()
+        apart: set[Node] = set()  # numbers of what is in memory: along which dimensions, a read would not tell
+        while True:
+            inner = set(taken_in(roots, self.users, lambda n: n not in apart and self._fits(n, roots))[0])
+            torn = {n for n in inner if any(a not in inner for a in self._numbers_read(n))}
+            if not torn:
+                return inner
+            if not torn.isdisjoint(roots):
+                return set()
+            apart |= torn
+
+    def _numbers_read(self, node: Node) -> tuple[Node, ...]:
+        """What a number is made of without the dimensions of rows, or before it has them."""
+        lost = node.shape == self._dropped and isinstance(node.op, POINTWISE)
+        return tuple(a for a in node.inputs if a.ndim) if lost or isinstance(node.op, ops.Reshape) else ()
 
     def _fits(self, node: Node, roots: Sequence[Node]) -> bool:
         """Whether a value is an element or a number of rows, and no index that others read."""
         if isinstance(node.op, ops.Reduce):
             return self._is_pass(node) and (_is_float(node) or node not in roots)
         if isinstance(node.op, ops.Reshape):
-            number = node.shape == self._numbers and self._is_pass(node.arg(0))
+            number = node.shape == self._numbers and self._is_number(node.arg(0))
             return number and (_is_float(node) or node not in roots)
-        return isinstance(node.op, POINTWISE) and node.shape in (self.shape, self._numbers)
+        return isinstance(node.op, POINTWISE) and (node.shape in (self.shape, self._numbers) or self._is_number(node))
+
+    def _is_number(self, node: Node) -> bool:
+        """Whether a value is a number of rows, which has their dimensions, as one each, or has lost them.  What has
+        lost them is made of such numbers alone."""
+        if self._is_pass(node):
+            return True
+        if isinstance(node.op, POINTWISE) and node.shape == self._numbers:
+            return True
+        if isinstance(node.op, ops.Reshape):
+            return node.shape == self._numbers and self._is_number(node.arg(0))
+        if not isinstance(node.op, POINTWISE) or node.shape != self._dropped:
+            return False
+        return all(not a.ndim or (a.shape == self._dropped and self._is_number(a)) for a in node.inputs)
 
     def _is_pass(self, node: Node) -> bool:
         """Whether this is one of the reductions of rows."""
@@ -311,12 +336,17 @@ class _Rows:
         """The shape of one number per row."""
         return tuple(1 if d in self.dims else n for d, n in enumerate(self.shape))
 
+    @property
+    def _dropped(self) -> tuple[Size, ...]:
+        """The same where the dimensions of rows are lost."""
+        return tuple(n for d, n in enumerate(self.shape) if d not in self.dims)
+
     def _chain(self, roots: tuple[Node, ...], order: list[Node], reductions: list[Node], length: int) -> KeptRows | str:
         inner = set(order)
         leaves = dict.fromkeys(
             a for n in order for a in n.inputs if a not in inner and not isinstance(a.op, ops.Number)
         )
-        if any(self._is_read_otherwise(n, order) for n in reductions):
+        if any(self._is_read_otherwise(n, order) for n in order):
             return "a number of a row is read along other dimensions"
         spelled, order = in_passes(order)
         reductions = [n for n in order if isinstance(n.op, ops.Reduce)]
@@ -368,9 +398,11 @@ class _Rows:
         return make(ops.Input(shape, dtype, node.device, f"number{i}", -1))
 
     def _is_read_otherwise(self, number: Node, order: Sequence[Node]) -> bool:
-        """Whether something reads what has lost the reduced dimensions as it is."""
-        assert isinstance(number.op, ops.Reduce)
-        return not number.op.keepdim and any(number in n.inputs and not isinstance(n.op, ops.Reshape) for n in order)
+        """Whether something but numbers reads what has lost the reduced dimensions as it is."""
+        if number.shape != self._dropped or not self._is_number(number):
+            return False
+        readers = (n for n in order if number in n.inputs)
+        return any(n.shape != self._dropped and not isinstance(n.op, ops.Reshape) for n in readers)
 
     def _about_indices(
         self, roots: Sequence[Node], order: Sequence[Node], reductions: Sequence[Node], leaves: Mapping[Node, None]

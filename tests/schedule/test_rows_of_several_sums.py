@@ -81,6 +81,7 @@ def test_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_sample_goes_on_with_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block has a sample's sums, and what is made of them along other dimensions."""
+
     def fn(x: Tensor, t: Tensor) -> Tensor:
         return F.softmax((x * t).sum(2) / (x.sum(2) + t.sum(2)), 1)
 
