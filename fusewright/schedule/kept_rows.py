@@ -22,7 +22,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, make, topological
 from fusewright.ir.ops import ReduceKind, Size
 from fusewright.schedule import stream
-from fusewright.schedule.beside import Elements, Readers, gathered
+from fusewright.schedule.beside import MOST, Elements, Readers, gathered
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, depends_on, taken_in
 from fusewright.schedule.logarithms import in_passes
 from fusewright.schedule.partial import Split
@@ -80,7 +80,8 @@ class KeptRows:
     passes   the reductions, those that others need first
     results  what is written
     within   what is read, and along which axes, as a stream that reduces rows
-    kept     of what is read, that which varies from element to element of every row
+    kept     of what is read, that which varies from element to element of every row; where there are no registers for
+             all of it, that of it which more than one pass, or result, reads
     length   elements of a row
     replaced what several of the passes and results that follow read it as, and nothing else
     """
@@ -199,6 +200,11 @@ def _end_of_line(value: Node, later: Sequence[Tree], below: Sequence[set[Node]],
         value = reader
 
 
+def _fits_registers(kept: Sequence[Read], length: int) -> bool:
+    """Whether there are registers for rows of that length of so many tensors."""
+    return len(kept) <= MOST_KEPT and len(kept) * length <= LONGEST
+
+
 def is_known(node: Node, numbers: set[Node]) -> bool:
     """Whether a value is made of numbers alone."""
     if node in numbers or isinstance(node.op, ops.Number):
@@ -237,10 +243,14 @@ class _Rows:
         elements = any(root.shape == self.shape for root in roots)
         if len(reductions) < (1 if elements else 2):
             return "there is one reduction and nothing of the rows behind it"
+        behind = self._is_behind_another(order, reductions)
         lost = roots[0].shape == self._dropped and not isinstance(roots[0].op, ops.Reduce)
-        if (len(roots) > 1 or lost) and not elements and not self._is_behind_another(order, reductions):
+        one_pass = len(roots) > 1 or (lost and len(reductions) <= MOST)  # has them, or several that read the same
+        if one_pass and not elements and not behind:
             return "all results are reductions of what is read"
-        return self._chain(roots, order, reductions, length)
+        if not behind and self._is_rather_read_again(roots, order):
+            return "what is read is read again sooner than what is made of it is written"
+        return self._chain(roots, order, reductions, length, late=elements or behind)
 
     def beside(self, root: Node) -> tuple[Node, ...]:
         """`root`, and other results that are made of the same rows."""
@@ -282,6 +292,18 @@ class _Rows:
         """Whether elements that are reduced are made of a number of their row."""
         behind = depends_on(order, reductions)
         return any(n.arg(0) in behind for n in reductions)
+
+    def _is_rather_read_again(self, roots: Sequence[Node], order: Sequence[Node]) -> bool:
+        """Whether all elements that would be written are made of one tensor for one operation on rows, which is not
+        part of this only since there are no registers for what it reads besides: once the numbers are known, it may as
+        well make them of that tensor itself."""
+        elements = [root for root in roots if root.shape == self.shape]
+        inner = set(order)
+        if len({a for n in order for a in n.inputs if a not in inner and a.shape == self.shape}) > 1:
+            return False
+        ends = [self.readers.get(root, ()) for root in elements]
+        once = all(self.users[root] == 1 and len(by) == 1 for root, by in zip(elements, ends, strict=True))
+        return bool(elements) and once and all(self._fits(n, (n,)) for by in ends for n in by)
 
     def _inner(self, roots: Sequence[Node]) -> set[Node]:
         """What is computed here: of the shapes of elements and of numbers, and used nowhere else."""
@@ -341,7 +363,10 @@ class _Rows:
         """The same where the dimensions of rows are lost."""
         return tuple(n for d, n in enumerate(self.shape) if d not in self.dims)
 
-    def _chain(self, roots: tuple[Node, ...], order: list[Node], reductions: list[Node], length: int) -> KeptRows | str:
+    def _chain(
+        self, roots: tuple[Node, ...], order: list[Node], reductions: list[Node], length: int, *, late: bool
+    ) -> KeptRows | str:
+        """The chain that all these make, which may read `late` what it has no registers for."""
         inner = set(order)
         leaves = dict.fromkeys(
             a for n in order for a in n.inputs if a not in inner and not isinstance(a.op, ops.Number)
@@ -380,7 +405,10 @@ class _Rows:
             return within
         everywhere = tuple(range(len(within.axes)))
         kept = tuple(r for r in within.reads if r.axes == everywhere)
-        if not 1 <= len(kept) <= MOST_KEPT or len(kept) * length > LONGEST or within.axes[0].role == "first":
+        if late and not _fits_registers(kept, length):  # what one pass or result reads alone, it may read for itself
+            trees = [*(p.tree for p in passes), *(r.tree for r in results)]
+            kept = tuple(r for r in kept if sum(r.value in t.leaves for t in trees) > 1)
+        if not kept or not _fits_registers(kept, length) or within.axes[0].role == "first":
             return "nothing is kept, or more than there are registers for"
         replaced = tuple(_replaced(passes, results, [r.value for r in kept]))
         return KeptRows(passes, results, within, kept, length, replaced)
