@@ -310,14 +310,18 @@ class _Rows:
         if not all(self._fits(root, roots) for root in roots):
             return set()
         apart: set[Node] = set()  # numbers of what is in memory: along which dimensions, a read would not tell
+
+        def fits(node: Node) -> bool:
+            return node not in apart and self._fits(node, roots)
+
         while True:
-            inner = set(taken_in(roots, self.users, lambda n: n not in apart and self._fits(n, roots))[0])
+            inner = set(taken_in(roots, self.users, fits)[0])
             torn = {n for n in inner if any(a not in inner for a in self._numbers_read(n))}
             if not torn:
                 return inner
             if not torn.isdisjoint(roots):
                 return set()
-            apart |= torn
+            apart.update(torn)
 
     def _numbers_read(self, node: Node) -> tuple[Node, ...]:
         """What a number is made of without the dimensions of rows, or before it has them."""

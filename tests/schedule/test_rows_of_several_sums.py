@@ -121,3 +121,59 @@ def test_values_of_softmaxes(monkeypatch: pytest.MonkeyPatch, name: str, length:
     assert kernels(built) == [("kept rows", "generated")]
     truth = fn(*(a.double() for a in given))
     torch.testing.assert_close(emulated(built, model, *given).double(), truth, rtol=1e-5, atol=1e-6)
+
+
+def correlation(x: Tensor, t: Tensor) -> Tensor:
+    a, b = x - x.mean(1, keepdim=True), t - t.mean(1, keepdim=True)
+    return (a * b).sum(1) / (x.std(1) * t.std(1) + 1e-6)
+
+
+def standardized(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    return (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-6) * w + t
+
+
+def likeness(x: Tensor, t: Tensor) -> Tensor:
+    """By five sums, one more than a pass has."""
+    mean, other = x.mean(1), t.mean(1)
+    both = (2 * mean * other + 1) * (2 * (x * t).mean(1) + 1)
+    return both / ((mean.square() + other.square() + 1) * (x.var(1) + t.var(1) + 1))
+
+
+KEPT: dict[str, tuple[Model, int, tuple[int, ...]]] = {
+    "a correlation": (correlation, 2, (1000, 6000, 12000, 16000)),
+    "a norm without the dimension": (lambda x: x / (x.norm(dim=1) + 1e-6).unsqueeze(1), 1, (1000, 6000, 16000, 24000)),
+    "weighed and shifted": (standardized, 3, (1000, 6000, 12000, 16000, 24000, 32768)),
+    "a softmax with more": (
+        lambda x, t, w: F.softmax(x, 1) * t + x.mean(1, keepdim=True) * w,
+        3,
+        (1000, 12000, 16000, 24000),
+    ),
+    "a likeness": (likeness, 2, (100, 1000, 6000, 12000, 16000)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_rows(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fn, inputs, lengths = KEPT[name]
+    for length in lengths:
+        built = planned(monkeypatch, fn, *(torch.empty(4096, length) for _ in range(inputs)))
+        assert kernels(built) == [("kept rows", "generated")]
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_values_of_kept_rows(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fn, inputs, _ = KEPT[name]
+    torch.manual_seed(0)
+    monkeypatch.setattr("fusewright.schedule.reduced_shares.pays", lambda *_: True)
+    model, given = Fn(fn), [torch.randn(2, 12001) for _ in range(inputs)]
+    built = as_on_a_gpu(model, *given)
+    assert kernels(built) == [("kept rows", "generated")]
+    truth = fn(*(a.double() for a in given))
+    torch.testing.assert_close(emulated(built, model, *given).double(), truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [20000, 24000, 40000])
+def test_what_is_read_again_rather_than_written(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """Two rows that there are no registers for: deviations of one would be written for the sum of products."""
+    built = planned(monkeypatch, correlation, torch.empty(4096, length), torch.empty(4096, length))
+    assert [family for family, _ in kernels(built)].count("kept rows") == 0 and len(built.choices) == 3

@@ -454,6 +454,8 @@ LARGE = {
     "places of columns": lambda: without_best(inp(0, 4, 128, 64, 64), "argmax", 1),
     "columns": lambda: rms(inp(0, 4, 128, 64, 64), 1),
     "columns of bfloat16": lambda: normalized(inp(0, 4, 256, 64, 64, dtype=BF16), 1),
+    "what is read late": lambda: weighed(64, 12000),
+    "many numbers": lambda: five(inp(0, 64, 12000)),
 }
 
 
