@@ -29,7 +29,7 @@ from fusewright.schedule import kept_rows
 from fusewright.schedule.beside import MOST, readers_of
 from fusewright.schedule.chain import MEMORY, Users, is_sized, parse
 from fusewright.schedule.group import sizes
-from fusewright.schedule.kept_rows import KeptRows
+from fusewright.schedule.kept_rows_record import KeptRows
 from fusewright.schedule.losses import picked
 from fusewright.schedule.row_views import row_view
 from fusewright.schedule.stream import COMPARISONS
@@ -56,8 +56,8 @@ def of_kept_rows(
             continue
         if _is_left_to_others(shares, graph):
             continue
-        tried = [_placed(before, shares) for before in (waiting, _Placed(graph, graph)) if before is not None]
-        tried = [found for found in tried if found is not None]
+        befores = (before for before in (waiting, _Placed(graph, graph)) if before is not None)
+        tried = [found for before in befores if (found := _placed(before, shares)) is not None]
         pays_so = (t for t in tried if _pays_kept(t, shares, facts, hints) and lie_alike(graph, t.graph, orders))
         best = next(pays_so, None)
         if best is not None:

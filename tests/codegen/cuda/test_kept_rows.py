@@ -39,7 +39,8 @@ from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule.beside import readers_of
 from fusewright.schedule.group import Group
-from fusewright.schedule.kept_rows import KeptRows, parse
+from fusewright.schedule.kept_rows import parse
+from fusewright.schedule.kept_rows_record import KeptRows
 from tests.capture.harness import Fn
 
 ORDERS = ("forward", "reverse", "shuffled")
