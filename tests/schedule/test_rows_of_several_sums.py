@@ -123,6 +123,12 @@ def test_values_of_softmaxes(monkeypatch: pytest.MonkeyPatch, name: str, length:
     torch.testing.assert_close(emulated(built, model, *given).double(), truth, rtol=1e-5, atol=1e-6)
 
 
+def test_softmaxes_that_no_registers_are_for_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is computed with what would read the others late: their own kernels have that."""
+    built = planned(monkeypatch, divergence, torch.empty(4096, 20000), torch.empty(4096, 20000))
+    assert kernels(built) == [("normalization", "generated")] * 3
+
+
 def correlation(x: Tensor, t: Tensor) -> Tensor:
     a, b = x - x.mean(1, keepdim=True), t - t.mean(1, keepdim=True)
     return (a * b).sum(1) / (x.std(1) * t.std(1) + 1e-6)
