@@ -95,8 +95,7 @@ class _Placed:
             kept = kept_rows.parse_short(self.rows[0], self.graph.users())
         if isinstance(kept, str) or not set(self.rows) <= set(kept.roots):
             return None
-        held = {r.tensor for r in kept.kept}
-        if any(isinstance(t.op, ops.Softmax) and t not in held for t in kept.tensors):
+        if any(isinstance(t.op, ops.Softmax) for t in kept.late):
             return None  # its own kernel would have what reads it late
         inside = set(topological(kept.roots, kept.tensors))
         read = set(topological(kept.tensors))

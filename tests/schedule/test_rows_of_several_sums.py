@@ -129,6 +129,13 @@ def test_softmaxes_that_no_registers_are_for_stay(monkeypatch: pytest.MonkeyPatc
     assert kernels(built) == [("normalization", "generated")] * 3
 
 
+def test_a_softmax_of_a_parameter_is_read_by_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no row of its own, and takes no registers."""
+    t = torch.nn.Parameter(torch.randn(4096))
+    built = planned(monkeypatch, lambda x: divergence(x, t.expand_as(x)).mean(), torch.empty(16384, 4096))
+    assert [family for family, _ in kernels(built)] == ["kept rows", "stream"]
+
+
 def correlation(x: Tensor, t: Tensor) -> Tensor:
     a, b = x - x.mean(1, keepdim=True), t - t.mean(1, keepdim=True)
     return (a * b).sum(1) / (x.std(1) * t.std(1) + 1e-6)
