@@ -27,9 +27,12 @@ from fusewright.schedule import (
     stream,
 )
 from fusewright.schedule.beside import Readers
-from fusewright.schedule.chain import Fold, Users
+from fusewright.schedule.chain import POINTWISE, Fold, Users
 from fusewright.schedule.partial import Split
 from fusewright.schedule.stream_record import Stream
+
+# So many operations behind a value are searched, about, for one that a pass ends in.
+MOST_BEHIND = 16
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,16 @@ def _sample(root: Node, users: Users) -> Any:
 
 
 def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
-    """A sample program, unless all it does are reductions that one pass has, one that others of what it reads are
-    found with, a normalisation of rows that teams of threads keep, or what these do with short rows."""
+    """A sample program, unless all it does are reductions that one pass has, alone or beside more, one that others of
+    what it reads are found with, a normalisation of rows that teams of threads keep, or what these do with short ones.
+    """
     found = _sample(root, users)
     if isinstance(found, str):
         return found
     joins = {n for n in found.inner if isinstance(n.op, (*sample.ROWS, ops.Matmul))}
-    for one_pass in (stream.parse(root, users), several_folds.parse(root, users)):
-        if not isinstance(one_pass, str) and joins == {step.node for step in _folds(one_pass)}:
+    ends = _made_of(root, readers)
+    for one_pass in (stream.parse(root, users), *(several_folds.parse(end, users) for end in ends)):
+        if not isinstance(one_pass, str) and joins <= {step.node for step in _folds(one_pass)}:
             return f"{root!r} is made of reductions that one pass has"
     if len(joins) == 1 and isinstance(next(iter(joins)).op, normalization.NORMS):
         rows = normalization.parse_moving(root, users)
@@ -77,6 +82,21 @@ def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
         return f"{root!r} is made of short rows"
     beside = len(joins) == 1 and several_folds.is_beside(root, users, readers)
     return f"{root!r} is reduced beside others" if beside else found
+
+
+def _made_of(root: Node, readers: Readers) -> tuple[Node, ...]:
+    """`root`, and what pointwise operations make of it and of others of its shape: a pass may have more than `root` is
+    made of, and is asked for its end.
+
+    sum(p) + sum(t)       of       sum(p * t) / (sum(p) + sum(t))
+    """
+    found = {root: None}
+    stack = [root]
+    while stack and len(found) <= MOST_BEHIND:
+        behind = [n for n in readers[stack.pop()] if isinstance(n.op, POINTWISE) and n.shape == root.shape]
+        stack += [n for n in behind if n not in found]
+        found.update(dict.fromkeys(behind))
+    return tuple(found)
 
 
 def _is_of_short_rows(root: Node, users: Users, found: sample.SampleProgram, joins: set[Node]) -> bool:

@@ -17,12 +17,13 @@ from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import Order, output_orders
 from fusewright.ir.node import Graph, Node, remade, topological
-from fusewright.schedule import chain, contraction, kept_rows, matmul, normalization, rearrangement
+from fusewright.schedule import chain, contraction, matmul, normalization, rearrangement
 from fusewright.schedule.again import computed_again
 from fusewright.schedule.beside import readers_of
 from fusewright.schedule.chain import Users
 from fusewright.schedule.families import FAMILIES, NORMALIZATION, STILL, VALUES, Family
 from fusewright.schedule.group import Group
+from fusewright.schedule.kept_rows_record import KeptRows
 from fusewright.schedule.turned_parts import in_rows
 
 # A chain longer than this many operations is not searched to its end.
@@ -136,7 +137,7 @@ def _keys(family: Family, group: Group) -> set[Node]:
     if family.anchor is None:
         return set(group.results)
     anchors = [n for n in _covered(group) if isinstance(n.op, family.anchor)]
-    return set(anchors if isinstance(group.record, kept_rows.KeptRows) else anchors[:1])
+    return set(anchors if isinstance(group.record, KeptRows) else anchors[:1])
 
 
 def _ends(group: Group) -> set[Node]:

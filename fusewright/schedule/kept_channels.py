@@ -21,7 +21,7 @@ from fusewright.ir.build import pointwise
 from fusewright.ir.node import Graph, Node, make, remade, topological
 from fusewright.schedule import kept_rows
 from fusewright.schedule.chain import POINTWISE, Chain, Users, depends_on, parse
-from fusewright.schedule.kept_rows import KeptRows, Pass
+from fusewright.schedule.kept_rows_record import KeptRows, Pass
 from fusewright.schedule.stream_record import Tree
 
 # The reductions that take one or two ways over the values of a thread.

@@ -20,13 +20,14 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node, make, topological
-from fusewright.ir.ops import ReduceKind, Size
+from fusewright.ir.ops import Size
 from fusewright.schedule import stream
-from fusewright.schedule.beside import Elements, Readers, gathered
+from fusewright.schedule.beside import MOST, Elements, Readers, gathered
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, depends_on, taken_in
+from fusewright.schedule.kept_rows_record import KeptRows, Pass, Replaced, Result, is_known
 from fusewright.schedule.logarithms import in_passes
 from fusewright.schedule.partial import Split
-from fusewright.schedule.stream_record import Read, Stream, Tree, is_index
+from fusewright.schedule.stream_record import Read, Tree, is_index
 
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin", "logsumexp")
 
@@ -35,76 +36,6 @@ KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin", 
 SHORTEST_ALONE, SHORTEST, LONGEST = 64, 16, 32768
 # So many tensors may be kept side by side.
 MOST_KEPT = 3
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One reduction: of what `tree` computes, to what `number` stands for."""
-
-    kind: ReduceKind
-    correction: float
-    tree: Tree
-    number: Node
-
-
-@dataclass(frozen=True)
-class Result:
-    """What is made of elements, an element each, or of the numbers of a row, one for each row.
-
-    root      as the graph has it
-    tree      from what is read and from numbers
-    elements  whether there is one per element
-    """
-
-    root: Node
-    tree: Tree
-    elements: bool
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """What is kept in the place of something from a number of passes on: `tree` makes it of that and of their numbers.
-
-    exp(x - max(x)), of which a sum and shares are made        kept in the place of x, once the maximum is known
-    """
-
-    known: int
-    kept: int
-    tree: Tree
-
-
-@dataclass(frozen=True)
-class KeptRows:
-    """A chain of this family.
-
-    passes   the reductions, those that others need first
-    results  what is written
-    within   what is read, and along which axes, as a stream that reduces rows
-    kept     of what is read, that which varies from element to element of every row
-    length   elements of a row
-    replaced what several of the passes and results that follow read it as, and nothing else
-    """
-
-    passes: tuple[Pass, ...]
-    results: tuple[Result, ...]
-    within: Stream
-    kept: tuple[Read, ...]
-    length: int
-    replaced: tuple[Replaced, ...]
-
-    def held(self, kept: int, known: int) -> Node:
-        """What is kept there when so many numbers are known."""
-        made = (r.tree.root for r in reversed(self.replaced) if r.kept == kept and r.known <= known)
-        return next(made, self.kept[kept].value)
-
-    @property
-    def roots(self) -> tuple[Node, ...]:
-        """The results as the graph has them."""
-        return tuple(result.root for result in self.results)
-
-    @property
-    def tensors(self) -> tuple[Node, ...]:
-        return self.within.tensors
 
 
 def parse(root: Node, users: Users, readers: Readers = MappingProxyType({})) -> KeptRows | str:
@@ -199,11 +130,9 @@ def _end_of_line(value: Node, later: Sequence[Tree], below: Sequence[set[Node]],
         value = reader
 
 
-def is_known(node: Node, numbers: set[Node]) -> bool:
-    """Whether a value is made of numbers alone."""
-    if node in numbers or isinstance(node.op, ops.Number):
-        return True
-    return isinstance(node.op, POINTWISE) and all(is_known(a, numbers) for a in node.inputs)
+def _fits_registers(kept: Sequence[Read], length: int) -> bool:
+    """Whether there are registers for rows of that length of so many tensors."""
+    return len(kept) <= MOST_KEPT and len(kept) * length <= LONGEST
 
 
 @dataclass
@@ -237,9 +166,14 @@ class _Rows:
         elements = any(root.shape == self.shape for root in roots)
         if len(reductions) < (1 if elements else 2):
             return "there is one reduction and nothing of the rows behind it"
-        if len(roots) > 1 and not elements and not self._is_behind_another(order, reductions):
+        behind = self._is_behind_another(order, reductions)
+        lost = roots[0].shape == self._dropped and not isinstance(roots[0].op, ops.Reduce)
+        one_pass = len(roots) > 1 or (lost and len(reductions) <= MOST)  # has them, or several that read the same
+        if one_pass and not elements and not behind:
             return "all results are reductions of what is read"
-        return self._chain(roots, order, reductions, length)
+        if not behind and self._is_rather_read_again(roots, order):
+            return "what is read is read again sooner than what is made of it is written"
+        return self._chain(roots, order, reductions, length, late=elements or behind)
 
     def beside(self, root: Node) -> tuple[Node, ...]:
         """`root`, and other results that are made of the same rows."""
@@ -282,22 +216,62 @@ class _Rows:
         behind = depends_on(order, reductions)
         return any(n.arg(0) in behind for n in reductions)
 
+    def _is_rather_read_again(self, roots: Sequence[Node], order: Sequence[Node]) -> bool:
+        """Whether all elements that would be written are made of one tensor for one operation on rows, which is not
+        part of this only since there are no registers for what it reads besides: once the numbers are known, it may as
+        well make them of that tensor itself."""
+        elements = [root for root in roots if root.shape == self.shape]
+        inner = set(order)
+        if len({a for n in order for a in n.inputs if a not in inner and a.shape == self.shape}) > 1:
+            return False
+        ends = [self.readers.get(root, ()) for root in elements]
+        once = all(self.users[root] == 1 and len(by) == 1 for root, by in zip(elements, ends, strict=True))
+        return bool(elements) and once and all(self._fits(n, (n,)) for by in ends for n in by)
+
     def _inner(self, roots: Sequence[Node]) -> set[Node]:
         """What is computed here: of the shapes of elements and of numbers, and used nowhere else."""
         if not all(self._fits(root, roots) for root in roots):
             return set()
-        inner = set(taken_in(roots, self.users, lambda n: self._fits(n, roots))[0])
-        inner = {n for n in inner if not isinstance(n.op, ops.Reshape) or n.arg(0) in inner}  # others are in memory
-        return inner if inner.issuperset(roots) else set()
+        apart: set[Node] = set()  # numbers of what is in memory: along which dimensions, a read would not tell
+
+        def fits(node: Node) -> bool:
+            return node not in apart and self._fits(node, roots)
+
+        while True:
+            inner = set(taken_in(roots, self.users, fits)[0])
+            torn = {n for n in inner if any(a not in inner for a in self._numbers_read(n))}
+            if not torn:
+                return inner
+            if not torn.isdisjoint(roots):
+                return set()
+            apart.update(torn)
+
+    def _numbers_read(self, node: Node) -> tuple[Node, ...]:
+        """What a number is made of without the dimensions of rows, or before it has them."""
+        lost = node.shape == self._dropped and isinstance(node.op, POINTWISE)
+        return tuple(a for a in node.inputs if a.ndim) if lost or isinstance(node.op, ops.Reshape) else ()
 
     def _fits(self, node: Node, roots: Sequence[Node]) -> bool:
         """Whether a value is an element or a number of rows, and no index that others read."""
         if isinstance(node.op, ops.Reduce):
             return self._is_pass(node) and (_is_float(node) or node not in roots)
         if isinstance(node.op, ops.Reshape):
-            number = node.shape == self._numbers and self._is_pass(node.arg(0))
+            number = node.shape == self._numbers and self._is_number(node.arg(0))
             return number and (_is_float(node) or node not in roots)
-        return isinstance(node.op, POINTWISE) and node.shape in (self.shape, self._numbers)
+        return isinstance(node.op, POINTWISE) and (node.shape in (self.shape, self._numbers) or self._is_number(node))
+
+    def _is_number(self, node: Node) -> bool:
+        """Whether a value is a number of rows, which has their dimensions, as one each, or has lost them.  What has
+        lost them is made of such numbers alone."""
+        if self._is_pass(node):
+            return True
+        if isinstance(node.op, POINTWISE) and node.shape == self._numbers:
+            return True
+        if isinstance(node.op, ops.Reshape):
+            return node.shape == self._numbers and self._is_number(node.arg(0))
+        if not isinstance(node.op, POINTWISE) or node.shape != self._dropped:
+            return False
+        return all(not a.ndim or (a.shape == self._dropped and self._is_number(a)) for a in node.inputs)
 
     def _is_pass(self, node: Node) -> bool:
         """Whether this is one of the reductions of rows."""
@@ -311,12 +285,20 @@ class _Rows:
         """The shape of one number per row."""
         return tuple(1 if d in self.dims else n for d, n in enumerate(self.shape))
 
-    def _chain(self, roots: tuple[Node, ...], order: list[Node], reductions: list[Node], length: int) -> KeptRows | str:
+    @property
+    def _dropped(self) -> tuple[Size, ...]:
+        """The same where the dimensions of rows are lost."""
+        return tuple(n for d, n in enumerate(self.shape) if d not in self.dims)
+
+    def _chain(
+        self, roots: tuple[Node, ...], order: list[Node], reductions: list[Node], length: int, *, late: bool
+    ) -> KeptRows | str:
+        """The chain that all these make, which may read `late` what it has no registers for."""
         inner = set(order)
         leaves = dict.fromkeys(
             a for n in order for a in n.inputs if a not in inner and not isinstance(a.op, ops.Number)
         )
-        if any(self._is_read_otherwise(n, order) for n in reductions):
+        if any(self._is_read_otherwise(n, order) for n in order):
             return "a number of a row is read along other dimensions"
         spelled, order = in_passes(order)
         reductions = [n for n in order if isinstance(n.op, ops.Reduce)]
@@ -350,7 +332,10 @@ class _Rows:
             return within
         everywhere = tuple(range(len(within.axes)))
         kept = tuple(r for r in within.reads if r.axes == everywhere)
-        if not 1 <= len(kept) <= MOST_KEPT or len(kept) * length > LONGEST or within.axes[0].role == "first":
+        if late and not _fits_registers(kept, length):  # what one pass or result reads alone, it may read for itself
+            trees = [*(p.tree for p in passes), *(r.tree for r in results)]
+            kept = tuple(r for r in kept if sum(r.value in t.leaves for t in trees) > 1)
+        if not kept or not _fits_registers(kept, length) or within.axes[0].role == "first":
             return "nothing is kept, or more than there are registers for"
         replaced = tuple(_replaced(passes, results, [r.value for r in kept]))
         return KeptRows(passes, results, within, kept, length, replaced)
@@ -368,9 +353,11 @@ class _Rows:
         return make(ops.Input(shape, dtype, node.device, f"number{i}", -1))
 
     def _is_read_otherwise(self, number: Node, order: Sequence[Node]) -> bool:
-        """Whether something reads what has lost the reduced dimensions as it is."""
-        assert isinstance(number.op, ops.Reduce)
-        return not number.op.keepdim and any(number in n.inputs and not isinstance(n.op, ops.Reshape) for n in order)
+        """Whether something but numbers reads what has lost the reduced dimensions as it is."""
+        if number.shape != self._dropped or not self._is_number(number):
+            return False
+        readers = (n for n in order if number in n.inputs)
+        return any(n.shape != self._dropped and not isinstance(n.op, ops.Reshape) for n in readers)
 
     def _about_indices(
         self, roots: Sequence[Node], order: Sequence[Node], reductions: Sequence[Node], leaves: Mapping[Node, None]

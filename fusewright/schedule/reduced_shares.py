@@ -29,7 +29,7 @@ from fusewright.schedule import kept_rows
 from fusewright.schedule.beside import MOST, readers_of
 from fusewright.schedule.chain import MEMORY, Users, is_sized, parse
 from fusewright.schedule.group import sizes
-from fusewright.schedule.kept_rows import KeptRows
+from fusewright.schedule.kept_rows_record import KeptRows
 from fusewright.schedule.losses import picked
 from fusewright.schedule.row_views import row_view
 from fusewright.schedule.stream import COMPARISONS
@@ -50,30 +50,79 @@ def of_kept_rows(
 
     Results lie in memory as they did, where the sources that do not lie row by row have these `orders`.
     """
+    waiting: _Placed | None = None
     for shares in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
         if not isinstance(shares.op, ops.Softmax) or shares.dtype not in MEMORY or not shares.varies:
             continue
         if _is_left_to_others(shares, graph):
             continue
-        found = _Region(graph, shares).found()
-        if found is None:
-            continue
-        ends, most = found
-        placed, _ = graph.substituted({end: new for end, (new, _) in ends.items()})
-        rows = [row for _, row in ends.values()]
-        kept = kept_rows.parse(rows[-1], placed.users(), readers_of(placed))
-        is_short = isinstance(kept, str) and len(rows) == 1 and _ends_samples(graph, *ends)
-        if is_short:
-            kept = kept_rows.parse_short(rows[0], placed.users())
-        if isinstance(kept, str) or most in topological(kept.tensors) or not set(rows) <= set(kept.roots):
-            continue
-        if len(kept.passes) == OWN and any(result.elements for result in kept.results):
-            continue  # a normalisation writes them as well
-        added = _added(graph, placed, kept)
-        # Short rows would be a sample program's, a block for each.
-        if (is_short or pays(_passes(kept), shares, added, facts, hints)) and lie_alike(graph, placed, orders):
-            graph = placed
+        befores = (before for before in (waiting, _Placed(graph, graph)) if before is not None)
+        tried = [found for before in befores if (found := _placed(before, shares)) is not None]
+        pays_so = (t for t in tried if _pays_kept(t, shares, facts, hints) and lie_alike(graph, t.graph, orders))
+        best = next(pays_so, None)
+        if best is not None:
+            graph, waiting = best.graph, None
+        elif tried:
+            waiting = tried[0]
     return graph
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A graph in which softmaxes are functions of rows, and what it was before.  What reads several of them may be kept
+    only when all are: as long as one is read from memory, that is more than there are registers for.
+
+    found   of each of them, the last one first: the ends of its region, and the maximum of its rows
+    """
+
+    before: Graph
+    graph: Graph
+    found: tuple[tuple[dict[Node, tuple[Node, Node]], Node], ...] = ()
+
+    @property
+    def rows(self) -> list[Node]:
+        """The numbers, or elements, of rows that the ends of the last region are made of."""
+        return [row for _, row in self.found[0][0].values()]
+
+    @property
+    def maxima(self) -> list[Node]:
+        return [most for _, most in self.found]
+
+    def kept(self) -> KeptRows | None:
+        """The chain that keeps all these rows, if there is one."""
+        kept = kept_rows.parse(self.rows[-1], self.graph.users(), readers_of(self.graph))
+        if isinstance(kept, str) and len(self.rows) == 1 and _ends_samples(self.before, *self.found[0][0]):
+            kept = kept_rows.parse_short(self.rows[0], self.graph.users())
+        if isinstance(kept, str) or not set(self.rows) <= set(kept.roots):
+            return None
+        if any(isinstance(t.op, ops.Softmax) for t in kept.late):
+            return None  # its own kernel would have what reads it late
+        inside = set(topological(kept.roots, kept.tensors))
+        read = set(topological(kept.tensors))
+        return kept if inside.issuperset(self.maxima) and read.isdisjoint(self.maxima) else None
+
+
+def _placed(before: _Placed, shares: Node) -> _Placed | None:
+    """The same with one more softmax as a function of rows."""
+    found = _Region(before.graph, shares).found()
+    if found is None:
+        return None
+    placed, _ = before.graph.substituted({end: new for end, (new, _) in found[0].items()})
+    return _Placed(before.before, placed, (found, *before.found))
+
+
+def _pays_kept(placed: _Placed, shares: Node, facts: DeviceFacts, hints: Mapping[Any, int]) -> bool:
+    """Whether rows are kept then, and that pays."""
+    kept = placed.kept()
+    if kept is None or (len(kept.passes) == OWN and any(result.elements for result in kept.results)):
+        return False  # a normalisation writes elements as well
+    added = _added(placed.before, placed.graph, kept)
+    whole = prod(sizes(shares, hints))
+    if len(placed.found) > 1 and any(prod(sizes(a, hints)) >= whole for n in added for a in n.inputs):
+        return False  # what was made of one of them is outside
+    # Samples that are one short row would be a sample program's, a block for each.
+    is_short = prod(sizes(shares, hints)[1:]) == kept.length < kept_rows.SHORTEST_ALONE
+    return is_short or pays(_passes(kept), shares, len(added), facts, hints)
 
 
 def _ends_samples(graph: Graph, end: Node) -> bool:
@@ -93,10 +142,10 @@ def _passes(kept: KeptRows) -> int:
     return 1 if any(result.elements for result in kept.results) else 2
 
 
-def _added(graph: Graph, placed: Graph, kept: KeptRows) -> int:
-    """How many operations there are beside the chain that were none before."""
+def _added(graph: Graph, placed: Graph, kept: KeptRows) -> list[Node]:
+    """The operations beside the chain that were none before."""
     known = {*graph.nodes(), *topological(kept.roots, kept.tensors)}
-    return sum(n not in known and n.varies and not isinstance(n.op, ops.Reshape | ops.Full) for n in placed.nodes())
+    return [n for n in placed.nodes() if n not in known and n.varies and not isinstance(n.op, ops.Reshape | ops.Full)]
 
 
 def _is_left_to_others(shares: Node, graph: Graph) -> bool:

@@ -28,7 +28,7 @@ from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.group import Group
-from fusewright.schedule.kept_rows import KeptRows
+from fusewright.schedule.kept_rows_record import KeptRows
 from fusewright.schedule.matmul import Linear
 from fusewright.schedule.normalization import ChannelStatistics, Normalization
 from fusewright.schedule.product import Product

@@ -46,7 +46,7 @@ from fusewright.schedule.direct_choice import shortlist as direct_shortlist
 from fusewright.schedule.direct_taps import TapTile
 from fusewright.schedule.direct_taps import shortlist as by_taps
 from fusewright.schedule.group import Group, sizes
-from fusewright.schedule.kept_rows import KeptRows
+from fusewright.schedule.kept_rows_record import KeptRows
 from fusewright.schedule.last_order import TurnedFolds, TurnedStream, of_folds, of_range, of_stream
 from fusewright.schedule.matmul import Extent, Linear, MatmulTile
 from fusewright.schedule.matmul import seconds as matmul_seconds

@@ -8,7 +8,7 @@ from fusewright.codegen.cuda.stream_values import tree
 from fusewright.codegen.text import Lines, fill
 from fusewright.ir.node import Node
 from fusewright.schedule.kept_channels import KeptChannels
-from fusewright.schedule.kept_rows import Pass, is_known
+from fusewright.schedule.kept_rows_record import Pass, is_known
 from fusewright.schedule.stream_record import Tree
 
 _FUNCTION = """

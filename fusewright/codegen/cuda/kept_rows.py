@@ -19,7 +19,7 @@ from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir.node import Node
 from fusewright.kernel import Array, Kernel
-from fusewright.schedule.kept_rows import KeptRows, Pass, Result, is_known
+from fusewright.schedule.kept_rows_record import KeptRows, Pass, Result, is_known
 from fusewright.schedule.stream_record import Tree
 
 # Values that one thread keeps, as there is a choice (half as many of float64), and threads that share a row.

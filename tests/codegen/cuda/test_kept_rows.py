@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +39,8 @@ from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule.beside import readers_of
 from fusewright.schedule.group import Group
-from fusewright.schedule.kept_rows import KeptRows, parse
+from fusewright.schedule.kept_rows import parse
+from fusewright.schedule.kept_rows_record import KeptRows
 from tests.capture.harness import Fn
 
 ORDERS = ("forward", "reverse", "shuffled")
@@ -238,7 +240,7 @@ REFUSED: dict[str, tuple[Node, str]] = {
     "dimensions apart": (normalized(inp(0, 5, 8, 9, 10), 1, 3), "the rows are neither the last dimensions nor columns"),
     "a product": (pointwise("div", X, over(X, "prod", 1)), "there is one reduction and nothing of the rows behind it"),
     "four tensors": (
-        pointwise("mul", pointwise("mul", normalized(X, 1), inp(1, 5, 96)), pointwise("mul", *more(2, 3))),
+        normalized(pointwise("mul", pointwise("mul", X, inp(1, 5, 96)), pointwise("mul", *more(2, 3))), 1),
         "nothing is kept, or more than there are registers for",
     ),
     "an index of what is rounded": (
@@ -256,6 +258,10 @@ REFUSED: dict[str, tuple[Node, str]] = {
     "one hot": (
         make(ops.Cast(torch.float32), pointwise("eq", inp(1, 96), place(X, "argmax", 1))),
         "has no gradient",
+    ),
+    "sums that one pass has": (
+        pointwise("div", *(over(X, kind, 1, keepdim=False) for kind in ("sum", "max"))),
+        "all results are reductions of what is read",
     ),
     "a number along other dimensions": (
         pointwise("div", inp(0, 96, 96), over(inp(0, 96, 96), "sum", 1, keepdim=False)),
@@ -299,6 +305,92 @@ def apart(x: Node, y: Node) -> Node:
     mean = pointwise("mul", pointwise("add", p, q), 0.5)
     each = (pointwise("mul", a, pointwise("log", pointwise("div", a, mean))) for a in (p, q))
     return pointwise("add", *(over(a, "sum", 1) for a in each))
+
+
+def weighed(*shape: int, dtype: torch.dtype = torch.float32) -> Node:
+    """Two tensors that only what is written reads, beside one that is kept."""
+    x, w, t = (inp(i, *shape, dtype=dtype) for i in range(3))
+    return pointwise("add", pointwise("mul", standardized(x, 1), pointwise("sigmoid", w)), t)
+
+
+def correlated(*shape: int, dtype: torch.dtype = torch.float32) -> Node:
+    """What a pass alone reads, of rows whose numbers have lost the dimension, and a number that is made of these."""
+    x, w = (inp(i, *shape, dtype=dtype) for i in range(2))
+    away = pointwise("sub", x, over(x, "mean", 1))
+    both = over(pointwise("mul", away, pointwise("tanh", w)), "sum", 1, keepdim=False)
+    return pointwise("div", both, pointwise("add", over(x, "std", 1, keepdim=False), 1.0))
+
+
+LATE: dict[str, Callable[[], Node]] = {
+    "rows": lambda: weighed(5, 256),
+    "odd rows": lambda: weighed(4, 251),
+    "bfloat16": lambda: weighed(5, 256, dtype=BF16),
+    "float64": lambda: weighed(3, 256, dtype=F64),
+    "columns": lambda: weighed(2, 256, 12),
+    "odd columns": lambda: weighed(2, 256, 7, 5),
+    "a pass": lambda: correlated(5, 256),
+    "a pass over odd rows": lambda: correlated(4, 255),
+    "a pass over columns": lambda: correlated(2, 256, 6),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_there_are_no_registers_for_is_read_late(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Once still, by the pass, or the result, that alone wants it."""
+    assert len(kept(LATE[name]()).kept) == len(kept(LATE[name]()).tensors)
+    monkeypatch.setattr("fusewright.schedule.kept_rows.LONGEST", 256)
+    root = LATE[name]()
+    k = kept(root)
+    assert len(k.kept) == 1 and len(k.tensors) == (2 if "pass" in name else 3)
+    for made in check(root, order=ORDERS[len(name) % 3]):
+        for tensor in ("p1", "p2")[: len(k.tensors) - 1]:
+            assert len(re.findall(rf"load<VALUES<WIDE>>\(d\.{tensor}\b", made.source)) == 1
+
+
+def test_four_tensors_of_which_one_is_kept() -> None:
+    y = pointwise("mul", pointwise("mul", normalized(X, 1), inp(1, 5, 96)), pointwise("mul", *more(2, 3)))
+    assert len(kept(y).kept) == 1
+    check(y)
+
+
+NUMBERS: dict[str, Callable[[Node], Node]] = {
+    "a correlation": lambda x: correlated(*map(int, x.shape)),
+    "sent back": lambda x: pointwise(
+        "div",
+        x,
+        make(ops.Reshape((*x.shape[:1], 1)), pointwise("add", over(x, "norm", 1, keepdim=False), 0.5)),
+    ),
+    "more than one pass has": lambda x: pointwise(
+        "add",
+        *(
+            pointwise("mul", *(over(pointwise(f, x), kind, 1, keepdim=False) for kind in ("sum", "max")))
+            for f in ("tanh", "square")
+        ),
+    ),
+}
+
+
+def five(x: Node) -> Node:
+    return pointwise("sub", NUMBERS["more than one pass has"](x), over(x, "var", 1, keepdim=False))
+
+
+@pytest.mark.parametrize("length", [96, 101, 1500])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_lost_the_dimension(name: str, length: int) -> None:
+    """What is made of them is part of the chain."""
+    x = inp(0, 5, length)
+    check(five(x) if name.startswith("more") else NUMBERS[name](x))
+
+
+def test_numbers_of_what_others_use_are_in_memory() -> None:
+    """A number without the dimension is no operand of a row: it would be one of its elements."""
+    x = inp(0, 96, 96)
+    norm, mean = (over(x, kind, 1, keepdim=False) for kind in ("norm", "mean"))
+    back = make(ops.Reshape((96, 1)), pointwise("add", norm, mean))
+    root = pointwise("div", pointwise("sub", x, over(x, "max", 1)), back)
+    k = parse(root, Graph((), (root, norm)).users())
+    assert isinstance(k, KeptRows) and back in k.tensors and len(k.passes) == 1
+    check(root)
 
 
 REPLACED: dict[str, tuple[Callable[[], Node], list[tuple[int, int, str]]]] = {
@@ -363,6 +455,8 @@ LARGE = {
     "places of columns": lambda: without_best(inp(0, 4, 128, 64, 64), "argmax", 1),
     "columns": lambda: rms(inp(0, 4, 128, 64, 64), 1),
     "columns of bfloat16": lambda: normalized(inp(0, 4, 256, 64, 64, dtype=BF16), 1),
+    "what is read late": lambda: weighed(64, 12000),
+    "many numbers": lambda: five(inp(0, 64, 12000)),
 }
 
 
