@@ -21,7 +21,7 @@ from fusewright.ir.memory_order import Order, lie_alike
 from fusewright.ir.node import Graph, Node, make, remade, topological
 from fusewright.schedule import kept_rows
 from fusewright.schedule.chain import POINTWISE, Users
-from fusewright.schedule.kept_rows import KeptRows
+from fusewright.schedule.kept_rows_record import KeptRows
 
 # Elements of a row up to which it is short: a normalisation's teams are as fast with others.
 SHORT = 256
