@@ -254,6 +254,8 @@ def _summary() -> str:
     latest = {(row["name"], *row["shape"]): row for run in _fused_runs().values() for row in run["rows"] if _timed(row)}
     drawn = [row for name in RANDOM if name.startswith("h200") for row in _data(name)["rows"] if _timed(row)]
     rows = [_gains("fused operators, the latest run of each", "H100, H200", latest.values())]
+    layers = [row for row in latest.values() if row["index"] <= LAYERS]
+    rows += [_gains(f"of these rows 1 to {LAYERS}: one layer and what follows it", "H100, H200", layers)]
     for label, name in RUNS:
         record = _data(name)
         rows.append(_gains(label, _device(record["environment"]), filter(_timed, record["rows"])))
@@ -301,6 +303,9 @@ def _gains(label: str, device: str, found: Iterable[dict[str, Any]]) -> list[str
     slower = sum(gain * SLOWER < 1 for gain in compiled)
     return [label, device, str(len(times)), *means, f"{min(compiled):.2f}", str(slower)]
 
+
+# Of the fused operators, the last row that is a convolution or a linear layer and what follows it.
+LAYERS = 100
 
 # What else is in the summary, each of one run.
 RUNS = (

@@ -115,12 +115,13 @@ def _run(monkeypatch: pytest.MonkeyPatch, **rows: tuple[float, float, float]) ->
             "environment": {"date": date, "device": "NVIDIA D"},
             "rows": [
                 {
+                    "index": 7,
                     "name": "a",
                     "shape": [2],
                     "error": "",
                     "times": {p: {"median": t} for p, t in zip(peers, times, strict=True)},
                 },
-                {"name": "b", "shape": [2], "error": "died"},
+                {"index": 8, "name": "b", "shape": [2], "error": "died"},
             ],
         }
         for date, times in rows.items()
@@ -131,6 +132,8 @@ def _run(monkeypatch: pytest.MonkeyPatch, **rows: tuple[float, float, float]) ->
 def test_the_summary_has_the_latest_run_of_each_model(monkeypatch: pytest.MonkeyPatch) -> None:
     _run(monkeypatch, day2=(0.8, 0.2, 0.4), day1=(0.8, 0.4, 0.1))
     assert "| fused operators, the latest run of each | H100, H200 | 1 | 2.00 | 0.50 | 0.50 | 1 |" in table._summary()
+    monkeypatch.setattr(table, "LAYERS", 7)
+    assert "| of these rows 1 to 7: one layer and what follows it | H100, H200 | 1 |" in table._summary()
 
 
 def test_a_table_goes_where_its_name_stands(monkeypatch: pytest.MonkeyPatch) -> None:
