@@ -393,7 +393,7 @@ fused_linear_add_logsumexp_mul(const double* __restrict__ a0, const double* __re
         const float most = rows::over<32>(128, -float(INFINITY), element, rows::Greater());
         const float shift = fabs(most) == float(INFINITY) ? float(0) : most;  // nothing to subtract
         const double total = rows::over<32>(128, 0.0, [&](int r) { return exp(element(r) - shift); }, rows::Add());
-        if (own && lane == 0) s3[row] = float(log(total) + shift);
+        if (own && lane == 0) s3[row] = float(float(log(total)) + shift);
     }
     __syncthreads();
     // mul: (B, 1) -> (B, 1)
@@ -425,7 +425,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_rangesum_a5a45d85_sm_{arch}",
+        name=f"fused_rangesum_48940bb0_sm_{arch}",
         cpp_sources="",
         cuda_sources=[
             FAILURE,
