@@ -120,9 +120,11 @@ def _pays_kept(placed: _Placed, shares: Node, facts: DeviceFacts, hints: Mapping
     whole = prod(sizes(shares, hints))
     if len(placed.found) > 1 and any(prod(sizes(a, hints)) >= whole for n in added for a in n.inputs):
         return False  # what was made of one of them is outside
-    # Samples that are one short row would be a sample program's, a block for each.
+    # Samples that are one short row would be a sample program's, a block for each, where a number of each is wanted.
     is_short = prod(sizes(shares, hints)[1:]) == kept.length < kept_rows.SHORTEST_ALONE
-    return is_short or pays(_passes(kept), shares, len(added), facts, hints)
+    if is_short and all(end.shape[:1] == shares.shape[:1] for end in placed.found[0][0]):
+        return True
+    return pays(_passes(kept), shares, len(added), facts, hints)
 
 
 def _ends_samples(graph: Graph, end: Node) -> bool:
