@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fusewright.emit.trying import Differs, tried
 from fusewright.emit.writing import DiffersByTf32, Written, write_solution
 from fusewright.errors import FusewrightError
 from fusewright.problem import load_problem
+from fusewright.verification.compare import Rules, Sample, compare
 
 CONV = "self.conv = nn.Conv2d(3, 8, 3)"
 HEAD = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
@@ -128,3 +130,17 @@ SEEDS = """
 _built = ModelNew.__init__
 ModelNew.__init__ = lambda self: (torch.rand(1), _built(self))[1]
 """
+
+
+def test_what_is_in_doubt_asks_for_samples_nearby() -> None:
+    """Once; what few elements that are still wrong would ask for is left out."""
+    eager = torch.ones(300)
+    candidate = eager.clone()
+    candidate[3] = 1.5
+    first, asked = Sample(candidate, (eager,), eager.double()), []
+
+    def further() -> list[dict[str, list[Any]]]:
+        asked.append("samples")
+        return [{"outputs": [Sample(eager, (eager,), eager.double())]}]
+
+    assert not compare(first, partial(fresh.of, further, "outputs", 0), Rules()).ok and asked == ["samples"]
