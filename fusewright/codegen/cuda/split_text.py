@@ -40,17 +40,17 @@ __device__ __forceinline__ float left(float x) {
 """
 
 SPLIT_HALVES = """
+// Halves, and those of what they leave of two numbers.
+__device__ __forceinline__ Split with_rest(unsigned big, float x, float y) {
+    return {big, pair_of_halves(x - first_half(big), y - second_half(big))};
+}
 // What is not finite is all in the small part, so that it meets no small part of the other, but numbers.
 __device__ __forceinline__ Split split(float x, float y) {
     const float a = fabsf(x) < INFINITY ? x : 0.0f, b = fabsf(y) < INFINITY ? y : 0.0f;
-    const unsigned big = pair_of_halves(a, b);
-    return {big, pair_of_halves(x - first_half(big), y - second_half(big))};
+    return with_rest(pair_of_halves(a, b), x, y);
 }
 // Numbers that are finite, or NaN.
-__device__ __forceinline__ Split split_finite(float x, float y) {
-    const unsigned big = pair_of_halves(x, y);
-    return {big, pair_of_halves(x - first_half(big), y - second_half(big))};
-}
+__device__ __forceinline__ Split split_finite(float x, float y) { return with_rest(pair_of_halves(x, y), x, y); }
 """
 
 ROUND_HALVES = """
