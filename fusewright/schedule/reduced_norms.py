@@ -18,9 +18,9 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.build import pointwise, reshape
 from fusewright.ir.memory_order import Order, lie_alike
-from fusewright.ir.node import Graph, Node, make, remade, topological
+from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.schedule import kept_rows
-from fusewright.schedule.chain import POINTWISE, Users
+from fusewright.schedule.chain import POINTWISE, Map, Users, parse, region
 from fusewright.schedule.kept_rows_record import KeptRows
 
 # Elements of a row up to which it is short: a normalisation's teams are as fast with others.
@@ -32,13 +32,14 @@ def of_norms(graph: Graph, orders: Mapping[Node, Order]) -> Graph:
 
     Results lie in memory as they did, where the sources that do not lie row by row have these `orders`.
     """
+    users = graph.users()
     for node in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
-        spelled = _spelled(node, graph.users()) if isinstance(node.op, ops.Reduce) and node.varies else None
+        spelled = _spelled(node, users) if isinstance(node.op, ops.Reduce) and node.varies else None
         if spelled is None:
             continue
         placed = graph.substitute(node, spelled)
         if _is_kept(spelled, placed.users()) and lie_alike(graph, placed, orders):
-            graph = placed
+            graph, users = placed, placed.users()
     return graph
 
 
@@ -53,10 +54,14 @@ def _spelled(reduction: Node, users: Users) -> Node | None:
     """The same without the norm, if it is one of such rows."""
     op, x = reduction.op, reduction.arg(0)
     assert isinstance(op, ops.Reduce)
-    norm = _norm_in(x, users) if op.kind in ("sum", "mean", "max", "min") and op.dtype is None else None
-    if norm is None:
+    if op.kind not in ("sum", "mean", "max", "min") or op.dtype is not None or users[x] != 1:
         return None
-    apart = _Apart.of(norm)
+    chain = parse(x, users, _is_norm)
+    if isinstance(chain, str) or users[chain.source] != 1 or not all(isinstance(s, Map) for s in chain.stages):
+        return None
+    if any(isinstance(a.op, POINTWISE) and a.shape == x.shape for a in chain.operands):
+        return None  # it would be written under its own shape, to be read under another
+    apart = _Apart.of(chain.source, frozenset(n for s in chain.stages if isinstance(s, Map) for n in region(s)))
     dims = apart.dims(op.dims)
     lengths = [apart.shape[d] for d in apart.rows]
     if not set(apart.rows) < set(dims) or not all(isinstance(n, int) for n in lengths):
@@ -65,16 +70,6 @@ def _spelled(reduction: Node, users: Users) -> Node | None:
         return None
     kept = make(ops.Reduce(op.kind, dims, first=op.first), apart.value(x), where=reduction.where)
     return reshape(kept, reduction.shape)
-
-
-def _norm_in(value: Node, users: Users) -> Node | None:
-    """The norm of float32 that a value is, or is computed from by pointwise operations, that nothing else reads."""
-    while users[value] == 1 and isinstance(value.op, POINTWISE):
-        ahead = [a for a in value.inputs if a.shape == value.shape and (_is_norm(a) or isinstance(a.op, POINTWISE))]
-        if len(ahead) != 1:
-            return None
-        (value,) = ahead
-    return value if users[value] == 1 and _is_norm(value) else None
 
 
 def _is_norm(node: Node) -> bool:
@@ -89,25 +84,28 @@ def _is_norm(node: Node) -> bool:
 class _Apart:
     """How values are seen where the channels of groups have dimensions of their own.
 
+    behind  the pointwise operations on the norm
     groups  of channels, if any
     rows    the dimensions of a row
     shape   that of the norm
     """
 
     norm: Node
+    behind: frozenset[Node]
     groups: int | None
     rows: tuple[int, ...]
     shape: tuple[ops.Size, ...]
 
     @classmethod
-    def of(cls, norm: Node) -> _Apart:
+    def of(cls, norm: Node, behind: frozenset[Node]) -> _Apart:
         op, ndim = norm.op, norm.ndim
         assert isinstance(op, ops.Norm)
         if op.kind == "group":
             batch, channels, *lengths = norm.shape
-            return cls(norm, op.groups, tuple(range(2, ndim + 1)), (batch, op.groups, channels // op.groups, *lengths))
+            shape = (batch, op.groups, channels // op.groups, *lengths)
+            return cls(norm, behind, op.groups, tuple(range(2, ndim + 1)), shape)
         first = 2 if op.kind == "instance" else ndim - op.trailing
-        return cls(norm, None, tuple(range(first, ndim)), norm.shape)
+        return cls(norm, behind, None, tuple(range(first, ndim)), norm.shape)
 
     def dims(self, dims: tuple[int, ...]) -> tuple[int, ...]:
         """Those of what is seen so."""
@@ -125,10 +123,10 @@ class _Apart:
         return reshape(x, (shape[0], *two, *shape[2:]))
 
     def value(self, x: Node) -> Node:
-        """The norm, or what is computed from it."""
+        """The norm, what is computed from it, or what is read for that."""
         if x is self.norm:
             return self._made()
-        if x.shape != self.norm.shape or not isinstance(x.op, POINTWISE) or self.norm not in topological([x]):
+        if x not in self.behind:
             return self.seen(x)
         return remade(x, [None if a is None else self.value(a) for a in x.args])
 
