@@ -847,5 +847,22 @@ ROWS = (
     _row(433, "", "relu(torch.kron(x, t))", (128, 128), given={"t": (128, 64)}),
     _row(434, "", "v = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5); "
          "conv2d(x, v, padding=1)", (64, 64, 64, 64), w=(128, 64, 3, 3)),
+    _row(435, "", "1 - (2 * (x * t).sum(1) + 1) / (x.sum(1) + t.sum(1) + 1)", (4096, 12000),
+         given={"t": (4096, 12000)}),
+    _row(436, "", "p, q = softmax(x, 1), softmax(t, 1); m = (p + q) / 2; "
+         "0.5 * ((p * (log(p) - log(m))).sum(1) + (q * (log(q) - log(m))).sum(1))", (4096, 12000),
+         given={"t": (4096, 12000)}),
+    _row(437, "", "a, b = x - x.mean(1, keepdim=True), t - t.mean(1, keepdim=True); "
+         "(a * b).sum(1) / ((a * a).sum(1) * (b * b).sum(1)).sqrt()", (4096, 12000), given={"t": (4096, 12000)}),
+    _row(438, "", "1 - (x * t).sum(1) / (torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(t, dim=1))",
+         (4096, 12000), given={"t": (4096, 12000)}),
+    _row(439, "", "torch.cat((x.mean(1), x.std(1), x.amax(1), x.abs().mean(1)))", (4096, 12000)),
+    _row(440, "", "x.std(1) * t.std(1) - ((x - x.mean(1, keepdim=True)) * (t - t.mean(1, keepdim=True))).mean(1)",
+         (8192, 4096), given={"t": (8192, 4096)}),
+    _row(441, "", "layer_norm(x, (20000,)) * w + t", (4096, 20000), w=(20000,), given={"t": (4096, 20000)}),
+    _row(442, "", "(softmax(x, 1) * (log_softmax(x, 1) - log_softmax(t, 1))).sum(1)", (4096, 12000),
+         given={"t": (4096, 12000)}),
+    _row(443, "", "((x - x.mean(1, keepdim=True)) * (t - t.mean(1, keepdim=True))).sum(1)", (4096, 20000),
+         given={"t": (4096, 20000)}),
 )
 # fmt: on

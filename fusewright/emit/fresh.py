@@ -352,7 +352,7 @@ class Check:
 
 
 def of(samples: Callable[[], list[dict[str, list[Any]]]], kind: str, index: int, times: int) -> list[Any]:
-    """One tensor's samples; none where `times` as many are asked for, with so much more noise, for want of time."""
+    """One tensor's samples; none where another number of `times` as many is asked for, for want of time."""
     return [sample[kind][index] for sample in samples()] if times == 1 else []
 
 

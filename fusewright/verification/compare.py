@@ -9,7 +9,8 @@ Eager's error is one sample of a random thing: on a tensor with few elements it 
 evidence is taken on inputs that differ by rounding-sized noise: errors are pooled over all of them, and an element that
 the noise itself moves by far more than rounding explains is a near-tie, excluded from the norms, counted, and
 held to the size of such movements, or of eager's own errors there.  Few elements may be NaN or Inf where eager's are
-finite: those that are so in eager's own results as well, but not in truth, for some of that noise.
+finite: those that are so as well, but not in truth, in eager's own results for some of that noise, or where eager's
+operations are each rounded exactly.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def compare(first: Sample, more: Callable[[int], Sequence[Sample]], rules: Rules
     """Judges one tensor; `more` yields samples on inputs moved by rounding-sized noise, and is called only in doubt.
 
     Where few elements are wrong, it is asked for so many times as many, with so much more noise: a switch that rounding
-    throws is one that a few samples of its own size may leave as it is.  The samples' tensors have one shape.  Integer
+    throws is one that a few samples of its own size may leave as it is.  Asked for 0 times as many, it gives eager with
+    no error but that of rounding each operation's result, if it can.  The samples' tensors have one shape.  Integer
     and boolean tensors must be equal but where noise changes the truth, or, of that noise, makes it what was found.
     """
     count = first.candidate.numel()
@@ -167,16 +169,16 @@ def _non_finite_fault(sample: Sample, rules: Rules) -> str:
 
 
 def _overflows_by_rounding(first: Sample, more: Callable[[int], Sequence[Sample]], rules: Rules) -> bool:
-    """Whether the candidate's only fault are few NaN and Inf, and rounding-sized noise gives eager one where each is,
-    while the truth is finite: whether something leaves the range on the way is a matter of rounding there.  Where the
-    noise leaves what a function is defined for, as of a root of 0, the truth is NaN, too, and a candidate that is NaN
-    at the border itself is wrong."""
+    """Whether the candidate's only fault are few NaN and Inf, and exact rounding, or rounding-sized noise, gives eager
+    one where each is, while the truth is finite: whether something leaves the range on the way is a matter of rounding
+    there.  Where the noise leaves what a function is defined for, as of a root of 0, the truth is NaN, too, and a
+    candidate that is NaN at the border itself is wrong."""
     invented = ~_parts(first.candidate).isfinite() & _parts(first.eager).isfinite()
     if rules.exact or first.eager.is_complex() or not 0 < int(invented.sum()) <= _RARE * invented.numel():
         return False
     if _non_finite_fault(replace(first, candidate=torch.where(invented, first.eager, first.candidate)), rules):
         return False
-    for times in (1, _FURTHER):
+    for times in (0, 1, _FURTHER):
         for sample in more(times):
             if sample.eager.shape == sample.truth.shape == first.eager.shape:
                 invented &= _parts(sample.eager).isfinite() | ~_parts(sample.truth).isfinite()

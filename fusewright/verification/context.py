@@ -24,6 +24,7 @@ from fusewright.verification.inputs import Call, copied, is_real, nudged
 from fusewright.verification.numerics import (
     OtherRoundings,
     RoundedOperands,
+    RoundedResults,
     WideArithmetic,
     ieee_float32,
     tf32_allowed,
@@ -276,11 +277,15 @@ class _Evidence:
     def __init__(self, context: Context, call: Call, grad: bool, base: Run, tf32: bool) -> None:
         self._context, self._call, self._grad, self._base, self._tf32 = context, call, grad, base, tf32
         self._runs: dict[int, list[tuple[Run, Run, Baselines, Run]]] = {}
+        self._exact: Run | None = None
         self._spent = False
         self._seconds: dict[int, float] = {}
 
     def of(self, name: str, first: Sample, times: int) -> list[Sample]:
-        """The samples of one tensor, `times` as many as usual, with so much more noise."""
+        """The samples of one tensor, `times` as many as usual, with so much more noise; of none, eager with each
+        result rounded exactly."""
+        if not times:
+            return self._rounded(name, first)
         needed = times * max(_EVIDENCE_RUNS, min(_EVIDENCE_LIMIT, _EVIDENCE_ELEMENTS // first.candidate.numel()))
         runs = self._runs.setdefault(times, [])
         while len(runs) < needed and not self._spent and not self._is_late(times):
@@ -288,6 +293,15 @@ class _Evidence:
             self._take(times)
             self._seconds[times] = self._seconds.get(times, 0.0) + time.monotonic() - start
         return [sample for run in runs if (sample := self._sample(name, first, *run)) is not None]
+
+    def _rounded(self, name: str, first: Sample) -> list[Sample]:
+        """Without noise, the reference whose operations have no error but that of rounding to float32."""
+        if self._context.oracle is None or first.eager.dtype != torch.float32:
+            return []
+        if self._exact is None:
+            self._exact = self._context.run_wide(self._call, self._grad, RoundedResults())
+        value = self._exact.values.get(name)
+        return [] if value is None else [replace(first, baselines=(value.to(first.eager.dtype),))]
 
     def _is_late(self, times: int) -> bool:
         allowed = times * self._context.options.evidence_seconds

@@ -79,6 +79,25 @@ class WideArithmetic(RoundedOperands):  # type: ignore[no-untyped-call]
         return result
 
 
+class RoundedResults(WideArithmetic):  # type: ignore[no-untyped-call]
+    """Rounds what each operation of a float64 run gives to float32: float32 arithmetic with no error but that."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs one operation."""
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        given = [a for a in args if isinstance(a, Tensor)]
+        for x in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(x, Tensor) and x.dtype == self.dtype and not any(_is_view(x, a) for a in given):
+                x.copy_(x.to(torch.float32))
+        return result
+
+
 class OtherRoundings(WideArithmetic):  # type: ignore[no-untyped-call]
     """Rounds every product and every partial sum of a float64 run otherwise.
 
@@ -110,6 +129,10 @@ class OtherRoundings(WideArithmetic):  # type: ignore[no-untyped-call]
         if isinstance(result, Tensor):
             return result / self.FACTOR
         return tuple(r if r is None else r / self.FACTOR for r in result)
+
+
+def _is_view(x: Tensor, of: Tensor) -> bool:
+    return x is not of and x.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
 
 
 def round_to_tf32(x: Tensor) -> Tensor:

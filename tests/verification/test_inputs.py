@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fusewright.verification import inputs
 from fusewright.verification.inputs import DISTRIBUTIONS, Call, copied
-from fusewright.verification.numerics import OtherRoundings, WideArithmetic, round_to_tf32, tf32_allowed
+from fusewright.verification.numerics import OtherRoundings, RoundedResults, WideArithmetic, round_to_tf32, tf32_allowed
 
 
 @pytest.fixture
@@ -133,3 +133,19 @@ def test_tf32_follows_the_user_s_flags_and_the_precision() -> None:
         assert tf32_allowed("eager") == (True, True)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def test_every_result_is_rounded_to_float32() -> None:
+    """In place, behind views, and in backward passes as well."""
+    x = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+    with RoundedResults():
+        y = (x * 3).view(4, 3).t().expand(2, 3, 4)
+        z = (y.exp() * 1.1).mul_(1 / 3)
+        first, _ = torch.cat((z, z)).chunk(2)
+        values, _ = first.sort()
+        loss = torch.nn.functional.layer_norm(values, (4,)).square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    for result in (y, z, first, values, loss, x.grad):
+        assert torch.equal(result, result.float().double()), result
+    assert not torch.equal(x, x.detach().float().double())

@@ -305,6 +305,40 @@ def test_overflows_of_eagers_are_no_planted_nan() -> None:
     assert "nan" in failed(verify(Vanishing(), VanishingWithoutNaN(), given))
 
 
+class Growing(nn.Module):
+    """e^a e^-a of a running sum: 128 times ln 2, so that rounding decides whether e^a, 2^128, is the greatest number or
+    infinite."""
+
+    def total(self, x: Tensor) -> Tensor:
+        return torch.cumsum(nn.functional.softplus(x), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.total(x)
+        return torch.exp(a) * torch.exp(-a)
+
+
+class GrowingRoundedDown(Growing):
+    def total(self, x: Tensor) -> Tensor:
+        a = super().total(x)
+        return a * (1 - 2**-22) if a.dtype == torch.float32 else a
+
+
+class GrowingTooFar(Growing):
+    def total(self, x: Tensor) -> Tensor:
+        a = super().total(x)
+        return torch.where(a > 88, 2 * a, a)
+
+
+def test_overflows_of_exactly_rounded_operations_are_right() -> None:
+    """Tiny x make ln 2 of softplus, whatever the noise, so that eager is always lucky, or never."""
+    given = (1e-19 * torch.rand(2, 128),)
+    eager, other = GrowingRoundedDown()(*given), Growing()(*given)
+    assert eager.isfinite().all() and other[:, 127].isinf().all() and other[:, :127].isfinite().all()
+    verdict = verify(GrowingRoundedDown(), Growing(), given, gradients=False)
+    assert verdict.ok, details(verdict)
+    assert "example" in failed(verify(GrowingRoundedDown(), GrowingTooFar(), given, gradients=False))
+
+
 # -- planted faults ---------------------------------------------------------------------------------------------------
 
 
