@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from math import ceil
+
+import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import ReduceKind
 from fusewright.schedule.chain import POINTWISE
 from fusewright.schedule.stream_record import Read, Stream, Tree
+
+# Bytes of shared memory for what of a row there are no registers for, as every GPU from sm_80 on has them; teams that
+# share such rows, and registers of each thread for these.
+SHARED, SHARING, HELD = 96 * 1024, (512, 1024), (24, 28, 32)
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,16 @@ class KeptRows:
         return next(made, self.kept[kept].value)
 
     @property
+    def words(self) -> int:
+        """Registers of a number that is kept."""
+        return words_of(self.kept)
+
+    def apart(self, team: int, values: int, registers: int) -> int:
+        """Bytes that lie in shared memory where so many threads take so many neighbouring `values` of each row at a
+        time, and have so many `registers` for them."""
+        return bytes_apart(self.kept, self.length, team, values, registers)
+
+    @property
     def late(self) -> tuple[Node, ...]:
         """What is read as what is kept might be, an element for each of every row, but not kept."""
         everywhere, held = tuple(range(len(self.within.axes))), {r.tensor for r in self.kept}
@@ -86,6 +104,28 @@ class KeptRows:
     @property
     def tensors(self) -> tuple[Node, ...]:
         return self.within.tensors
+
+
+def words_of(kept: Collection[Read]) -> int:
+    """Registers of a number that is kept: all have those of the widest."""
+    return 2 if any(r.tensor.dtype == torch.float64 for r in kept) else 1
+
+
+def bytes_apart(kept: Collection[Read], length: int, team: int, values: int, registers: int) -> int:
+    """`KeptRows.apart` of rows that long."""
+    size = len(kept) * words_of(kept)
+    groups = ceil(length / (team * values)) - registers // (size * values)
+    return 4 * size * max(0, groups) * team * values
+
+
+def ways_apart(kept: Collection[Read], length: int) -> list[tuple[int, int]]:
+    """Teams and registers of a thread, as few as may be, by which a part of each row lies in shared memory."""
+    found = []
+    most = 16 // min(r.tensor.dtype.itemsize for r in kept)  # of a thread at a time
+    for team in SHARING:
+        taken = {held: max(bytes_apart(kept, length, team, values, held) for values in (1, most)) for held in HELD}
+        found += [(team, held) for held, apart in taken.items() if 0 < apart <= SHARED][:1]
+    return found
 
 
 def is_known(node: Node, numbers: set[Node]) -> bool:

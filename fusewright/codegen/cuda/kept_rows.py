@@ -1,4 +1,5 @@
-"""CUDA C++ of rows that are kept: a team of threads reads a row, or some columns side by side, into registers.
+"""CUDA C++ of rows that are kept: a team of threads reads a row, or some columns side by side, into registers; what of
+a long row there are none for lies in shared memory.
 
 Pass after pass over these gives a number per row, which all threads of the team have; the last one writes the results.
 What is made of elements and numbers, and several passes want, takes the place of the elements.
@@ -19,12 +20,15 @@ from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir.node import Node
 from fusewright.kernel import Array, Kernel
-from fusewright.schedule.kept_rows_record import KeptRows, Pass, Result, is_known
+from fusewright.schedule.kept_rows import LONGEST
+from fusewright.schedule.kept_rows_record import KeptRows, Pass, Result, is_known, ways_apart
 from fusewright.schedule.stream_record import Tree
 
 # Values that one thread keeps, as there is a choice (half as many of float64), and threads that share a row.
 KEPT = (8, 16, 32, 64)
 LEAST_TEAM, MOST_TEAM = 4, 1024
+# Numbers of rows from which on a part of them may as well lie in shared memory: there are more blocks then.
+MANY = 16384
 # The same of columns side by side.
 KEPT_OF_COLUMNS = (16, 32)
 MOST_SHARING = 64
@@ -38,14 +42,15 @@ Option = dict[str, Any]
 
 def options(k: KeptRows) -> list[Option]:
     """Ways to compute a chain, best estimate first: by teams of so many threads."""
-    doubled = 2 if any(compute_type(r.tensor.dtype) == "double" for r in k.kept) else 1
-    numbers = k.length * len(k.kept) * doubled
+    numbers = k.length * len(k.kept) * k.words
     if not _is_in_rows(k):
         numbers *= 16 // max(r.tensor.dtype.itemsize for r in k.kept)
         teams = (max(2, 1 << (-(-numbers // most) - 1).bit_length()) for most in KEPT_OF_COLUMNS)
         return [{"team": team} for team in dict.fromkeys(teams) if team <= min(MOST_SHARING, k.length)]
     teams = (_team(numbers, most) for most in KEPT)
-    return [{"team": team} for team in dict.fromkeys(teams) if team <= MOST_TEAM]
+    whole = [{"team": team} for team in dict.fromkeys(teams) if team <= MOST_TEAM]
+    apart = [{"team": team, "registers": held} for team, held in ways_apart(k.kept, k.length)] if numbers > MANY else []
+    return [*(whole if k.length * len(k.kept) <= LONGEST else []), *apart]
 
 
 def _is_in_rows(k: KeptRows) -> bool:
@@ -61,17 +66,21 @@ def _team(numbers: int, most: int) -> int:
     return team
 
 
-def kernel(k: KeptRows, name: str, reference: str = "", *, team: int) -> Kernel:
-    """The kernel of a chain whose rows teams of so many threads keep."""
-    return (_Rows if _is_in_rows(k) else _Columns)(k, name, team).kernel(reference)
+def kernel(k: KeptRows, name: str, reference: str = "", *, team: int, registers: int = 0) -> Kernel:
+    """The kernel of a chain whose rows teams of so many threads keep, all in registers or a part in so many of each
+    thread."""
+    return (_Rows if _is_in_rows(k) else _Columns)(k, name, team, registers).kernel(reference)
 
 
 class _Rows(TeamWriter):
     """Writes the launch in which teams keep rows."""
 
-    def __init__(self, k: KeptRows, name: str, team: int) -> None:
+    def __init__(self, k: KeptRows, name: str, team: int, registers: int) -> None:
         super().__init__(k.within, name, team)
-        self.k, self.length = k, k.length
+        self.k, self.length, self.registers = k, k.length, registers
+        if registers:
+            widths = (1, self.wide.values if self.wide else 1)
+            self.shared = max(k.apart(team, values, registers) for values in widths)
 
     def record(self, **more: Any) -> Kernel:
         """The kernel, whose results have an element for each of x or a number for each row."""
@@ -95,6 +104,7 @@ class _Rows(TeamWriter):
     def _functions(self) -> Iterator[Lines]:
         yield fill(stream_text.ROW_OF) if self.s.looks_up else []
         yield self._joining()
+        yield fill(text.APART) if self.registers else []
         yield self._entry_values()
         for i, p in enumerate(self.k.passes):
             yield self._values(f"pass{i}", p.tree, i)
@@ -112,6 +122,20 @@ class _Rows(TeamWriter):
     def _kept(self) -> list[tuple[str, str]]:
         """Types and names of what is kept."""
         return [(compute_type(r.tensor.dtype), f"kept{i}") for i, r in enumerate(self.k.kept)]
+
+    def _places_of_kept(self) -> Lines:
+        """The declarations of what is kept."""
+        if not self.registers:
+            return [f"{t} {name}[GROUPS][V];" for t, name in self._kept()]
+        each = self.registers // (len(self.k.kept) * self.k.words)
+        lines = [
+            "extern __shared__ __align__(128) unsigned char shared_memory[];",
+            "unsigned char* end = shared_memory;",
+        ]
+        lines += [f"constexpr int HELD = {each} / V < GROUPS ? {each} / V : GROUPS;"]
+        for t, name in self._kept():
+            lines += [f"Kept<{t}, V, HELD> {name};", f"end = {name}.put(end, GROUPS);"]
+        return lines
 
     def _entry_values(self) -> Lines:
         """The function that reads neighbours in a row."""
@@ -216,7 +240,7 @@ class _Rows(TeamWriter):
             target=self._target(),
             rows=self._items(self.results),
             decode_row=decode("row", self.results, ""),
-            kept=[f"{t} {name}[GROUPS][V];" for t, name in self._kept()],
+            kept=self._places_of_kept(),
             entry=", ".join(f"{name}[g]" for _, name in self._kept()),
             passes=self._passes(),
             write=self._written_results(text.WRITE_ELEMENTS, text.WRITE_NUMBER),
@@ -282,7 +306,7 @@ class _Columns(_Rows):
             target=self._target(),
             items=self._items(self.results),
             decode_column=self._decode("column", self.results),
-            kept=[f"{t} {name}[GROUPS][V];" for t, name in self._kept()],
+            kept=self._places_of_kept(),
             entry=", ".join(f"{name}[g]" for _, name in self._kept()),
             passes=self._passes(),
             write=self._written_results(text.WRITE_COLUMNS, text.WRITE_NUMBERS),

@@ -101,6 +101,22 @@ __device__ __forceinline__ void join_columns(T (&value)[V], Join join) {
 }
 """
 
+APART = """
+// What a thread keeps of a row: so many groups in registers, the others in shared memory.
+template <typename T, int V, int HELD>
+struct Kept {
+    struct alignas(V * sizeof(T)) Few { T of[V]; };
+    T own[HELD][V];
+    Few* others;
+    // Begins to keep groups `at` a place, and where the next one is.
+    __device__ __forceinline__ unsigned char* put(unsigned char* at, int groups) {
+        others = reinterpret_cast<Few*>(at) + threadIdx.x;
+        return at + (groups - HELD) * THREADS * sizeof(Few);
+    }
+    __device__ __forceinline__ T (&operator[](int g))[V] { return g < HELD ? own[g] : others[(g - HELD) * THREADS].of; }
+};
+"""
+
 ROWS = """
 // A team of threads per row, which it keeps: read once.
 template <bool WIDE>

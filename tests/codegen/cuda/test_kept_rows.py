@@ -39,7 +39,7 @@ from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule.beside import readers_of
 from fusewright.schedule.group import Group
-from fusewright.schedule.kept_rows import parse
+from fusewright.schedule.kept_rows import LONGEST, parse
 from fusewright.schedule.kept_rows_record import KeptRows
 from tests.capture.harness import Fn
 
@@ -235,7 +235,12 @@ REFUSED: dict[str, tuple[Node, str]] = {
     "no reduction": (pointwise("tanh", X), "follows no reduction"),
     "short rows": (normalized(inp(0, 5, 3, 12), 2), "rows of 12 elements are not kept"),
     "samples of one short row": (normalized(inp(0, 5, 1, 40), 2), "rows of 40 elements are not kept"),
-    "very long rows": (normalized(inp(0, 5, 40_000), 1), "rows of 40000 elements are not kept"),
+    "very long rows": (normalized(inp(0, 5, 60_000), 1), "rows of 60000 elements are not kept"),
+    "very long columns": (normalized(inp(0, 5, 40_000, 2), 1), "rows of 40000 elements are not kept"),
+    "two rows too long for both": (
+        similar(inp(0, 5, 30_000), inp(1, 5, 30_000)),
+        "nothing is kept, or more than there are registers for",
+    ),
     "the batch": (normalized(X, 0), "the rows are whole batches, or of no known length"),
     "dimensions apart": (normalized(inp(0, 5, 8, 9, 10), 1, 3), "the rows are neither the last dimensions nor columns"),
     "a product": (pointwise("div", X, over(X, "prod", 1)), "there is one reduction and nothing of the rows behind it"),
@@ -339,12 +344,58 @@ def test_what_there_are_no_registers_for_is_read_late(monkeypatch: pytest.Monkey
     """Once still, by the pass, or the result, that alone wants it."""
     assert len(kept(LATE[name]()).kept) == len(kept(LATE[name]()).tensors)
     monkeypatch.setattr("fusewright.schedule.kept_rows.LONGEST", 256)
+    monkeypatch.setattr("fusewright.schedule.kept_rows_record.SHARED", 0)
     root = LATE[name]()
     k = kept(root)
     assert len(k.kept) == 1 and len(k.tensors) == (2 if "pass" in name else 3)
     for made in check(root, order=ORDERS[len(name) % 3]):
         for tensor in ("p1", "p2")[: len(k.tensors) - 1]:
             assert len(re.findall(rf"load<VALUES<WIDE>>\(d\.{tensor}\b", made.source)) == 1
+
+
+PARTS_APART: dict[str, Callable[[], Node]] = {
+    "rows": lambda: standardized(inp(0, 3, 1500), 1),
+    "odd rows": lambda: standardized(inp(0, 3, 1501), 1),
+    "two rows": lambda: similar(inp(0, 3, 700), inp(1, 3, 700)),
+    "a row of each type": lambda: correlated(3, 700, dtype=BF16),
+    "float64": lambda: normalized(inp(0, 3, 600, dtype=F64), 1),
+    "a place": lambda: without_best(inp(0, 3, 1501), "argmax", 1),
+    "what takes its place": lambda: entropy(inp(0, 3, 1504)),
+    "tokens": lambda: rms(inp(0, 2, 3, 1500), 2),
+}
+
+
+@pytest.mark.parametrize("name", PARTS_APART)
+def test_a_part_of_each_row_lies_in_shared_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Read once still, whatever its place."""
+    monkeypatch.setattr("fusewright.schedule.kept_rows_record.SHARING", (64,))
+    monkeypatch.setattr("fusewright.schedule.kept_rows_record.HELD", (12,))
+    monkeypatch.setattr("fusewright.codegen.cuda.kept_rows.MANY", 0)
+    monkeypatch.setattr("fusewright.codegen.cuda.kept_rows.LONGEST", 0)
+    root = PARTS_APART[name]()
+    assert [sorted(option) for option in options(kept(root))] == [["registers", "team"]]
+    for made in check(root, order=ORDERS[len(name) % 3]):
+        assert "Kept<" in made.source and made.launches[0].shared > 0
+        assert len(re.findall(r"load<VALUES<WIDE>>\(d\.x\b", made.source)) == 1
+
+
+@pytest.mark.parametrize("length", [32_768, 32_769, 50_257, 57_344])
+@pytest.mark.parametrize("tensors", [1, 2, 3])
+def test_no_more_lies_in_shared_memory_than_there_is(length: int, tensors: int) -> None:
+    length //= tensors
+    x, y, z = (inp(i, 5, length) for i in range(3))
+    root = similar(*(x, y) if tensors > 1 else (x, x))
+    root = root if tensors < 3 else pointwise("add", root, similar(y, z))
+    if tensors == 3 and length * tensors > 50_000:  # whole groups of three do not fit
+        assert "more than there are registers for" in parse(root, Graph((), (root,)).users())  # type: ignore[operator]
+        return
+    k = kept(root)
+    assert len(k.kept) == tensors
+    ways = options(k)
+    assert ways and all("registers" in way for way in ways if length * tensors > LONGEST)
+    for way in ways:
+        shared = kernel(k, "fused_test", **way).launches[0].shared
+        assert (0 < shared <= 96 * 1024) if "registers" in way else shared == 0
 
 
 def test_four_tensors_of_which_one_is_kept() -> None:
@@ -457,6 +508,8 @@ LARGE = {
     "columns of bfloat16": lambda: normalized(inp(0, 4, 256, 64, 64, dtype=BF16), 1),
     "what is read late": lambda: weighed(64, 12000),
     "many numbers": lambda: five(inp(0, 64, 12000)),
+    "more than registers": lambda: entropy(inp(0, 64, 50_257)),
+    "two of which there are more": lambda: apart(inp(0, 64, 20_000), inp(1, 64, 20_000)),
 }
 
 
