@@ -47,6 +47,8 @@ from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE
 from fusewright.schedule.group import Group, signature, sizes
 from fusewright.schedule.groups import cut
+from fusewright.schedule.kept_rows_record import KeptRows
+from fusewright.schedule.sample import SampleProgram
 from fusewright.schedule.stream_record import Stream
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.side_by_side import side_by_side
@@ -408,7 +410,7 @@ class Tuner:
         pooled = group.shorter is not None and not self.wishes.single
         early = target.early(group, self.hints, layouts, **how) if pooled else math.inf
         found = target.options(group, self.hints, layouts, **how)
-        if isinstance(group.record, Stream) and not group.record.folds:  # it is written as is planned
+        if _writes_images(group):  # as is planned
             last = self._lies_last(group.fused(""))
             found = [option for option in found if ("last" in option) == last]
         return Ways(tuple(found), early)
@@ -574,6 +576,14 @@ class Tuner:
         kernel = self._kernel(group, name, option)
         made = launcher(kernel.brief or kernel)
         return racing.Build(option, made, self.builders.submit(racing.can_build, made, self.device))
+
+
+def _writes_images(group: Group) -> bool:
+    """Whether a group that is no convolution's may write its one result in the order in which images lie."""
+    record = group.record
+    if isinstance(record, Stream):
+        return not record.folds
+    return isinstance(record, SampleProgram) or (isinstance(record, KeptRows) and record.results[0].elements)
 
 
 def _reads_elements(group: Group) -> bool:

@@ -141,15 +141,20 @@ def _fused(node: Node, index: int, known: Mapping[Node, Order], kernels: bool) -
 
 def _is_of_images(result: Node, inside: Mapping[Node, Order]) -> bool:
     """Whether a GPU's kernel computes images elementwise of such whose channels lie last, and of what lies the same in
-    both orders."""
+    both orders, or is one number of all channels."""
     whole = result.ndim in (4, 5) and result.device.type != "cpu" and not _is_alike(result, result.ndim)
-    if not whole or any(not isinstance(n.op, (*_ELEMENTWISE, ops.Input)) for n in inside):
+    if not whole or not all(isinstance(n.op, (*_ELEMENTWISE, ops.Input)) or _is_of_channels(n) for n in inside):
         return False
     operands = [n for n in inside if isinstance(n.op, ops.Input)]
     images = [n for n in operands if n.shape == result.shape]
     return bool(images) and all(
         inside[n] == last_order(n) if n in images else _is_alike(n, result.ndim) for n in operands
     )
+
+
+def _is_of_channels(node: Node) -> bool:
+    """Whether this is a reduction of each position's channels."""
+    return isinstance(node.op, ops.Reduce) and node.op.dims == (1,) and node.op.keepdim
 
 
 _ELEMENTWISE = (ops.Pointwise, ops.Cast, ops.Detach, ops.Number, ops.Full)

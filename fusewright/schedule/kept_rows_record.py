@@ -81,6 +81,11 @@ class KeptRows:
         return next(made, self.kept[kept].value)
 
     @property
+    def in_rows(self) -> bool:
+        """Whether rows lie along the last axis."""
+        return self.within.axes[-1].role == "first"
+
+    @property
     def words(self) -> int:
         """Registers of a number that is kept."""
         return words_of(self.kept)

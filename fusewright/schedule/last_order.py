@@ -16,8 +16,9 @@ from fusewright.ir import ops
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node, make, remade, topological
 from fusewright.ir.ops import Size
-from fusewright.schedule import several_folds, stream
+from fusewright.schedule import kept_rows, several_folds, stream
 from fusewright.schedule.chain import POINTWISE, Users
+from fusewright.schedule.kept_rows_record import KeptRows
 from fusewright.schedule.normalization import HELD, VARIANCE, Normalization
 from fusewright.schedule.range_sums import RangeReduction
 from fusewright.schedule.several_folds import SeveralFolds
@@ -66,6 +67,19 @@ class TurnedFolds:
     def s(self) -> Stream:
         """The stream of all of them."""
         return self.several.within
+
+
+@dataclass(frozen=True)
+class TurnedRows:
+    """Rows of such images that are kept: the channels of a position."""
+
+    turned: Turned
+    k: KeptRows
+
+    @property
+    def s(self) -> Stream:
+        """The stream that reads them."""
+        return self.k.within
 
 
 @dataclass(frozen=True)
@@ -126,6 +140,15 @@ def of_folds(s: SeveralFolds) -> TurnedFolds | None:
         several = several_folds.parse(found.root, found.users)
     whole = isinstance(several, SeveralFolds) and _reads_all(several.within, found)
     return TurnedFolds(found, several) if whole and isinstance(several, SeveralFolds) else None
+
+
+def of_rows(k: KeptRows) -> TurnedRows | None:
+    """The same of channels that are kept: rows, where they were columns."""
+    found = _turned(k.roots, k.tensors) if _is_plain(k.within) and len(k.roots) == 1 else None
+    rows = "" if found is None else kept_rows.parse(found.root, found.users)
+    if found is None or not isinstance(rows, KeptRows) or not _reads_all(rows.within, found):
+        return None
+    return TurnedRows(found, rows) if rows.in_rows else None
 
 
 def _turned(roots: Sequence[Node], tensors: Sequence[Node]) -> Turned | None:

@@ -47,7 +47,7 @@ from fusewright.schedule.direct_taps import TapTile
 from fusewright.schedule.direct_taps import shortlist as by_taps
 from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.kept_rows_record import KeptRows
-from fusewright.schedule.last_order import TurnedFolds, TurnedStream, of_folds, of_range, of_stream
+from fusewright.schedule.last_order import TurnedFolds, TurnedRows, TurnedStream, of_folds, of_range, of_rows, of_stream
 from fusewright.schedule.matmul import Extent, Linear, MatmulTile
 from fusewright.schedule.matmul import seconds as matmul_seconds
 from fusewright.schedule.matmul import tiles as matmul_tiles
@@ -153,7 +153,7 @@ def options(
     if isinstance(group.record, Normalization):
         return normalization.options(group.record, capability, last=last)
     if isinstance(group.record, KeptRows):
-        return kept_rows.options(group.record)
+        return [*_rows_as_they_lie(group.record, last), *kept_rows.options(group.record)]
     if isinstance(group.record, Rearrangement):
         return [*stacked_rows.options(group.record), *rearrangement.options(group.record)]
     if isinstance(group.record, Scan):
@@ -179,9 +179,19 @@ def _as_they_lie(record: Any, last: Sequence[Node]) -> list[Option]:
     return [{"last": True}] if found is not None and all(i in last for i in found.turned.images) else []
 
 
-def _turned(record: Any) -> TurnedStream | TurnedFolds | None:
+def _rows_as_they_lie(record: KeptRows, last: Sequence[Node]) -> list[Option]:
+    """Ways to keep the channels of images, which lie `last`, as rows."""
+    found = of_rows(record) if last else None
+    if found is None or any(i not in last for i in found.turned.images):
+        return []
+    return [{"last": True, **option} for option in kept_rows.options(found.k)]
+
+
+def _turned(record: Any) -> TurnedStream | TurnedFolds | TurnedRows | None:
     if isinstance(record, RangeReduction):
         return of_range(record)
+    if isinstance(record, KeptRows):
+        return of_rows(record)
     if isinstance(record, SeveralFolds):
         return of_folds(record)
     return of_stream(record) if isinstance(record, Stream) else None
@@ -412,7 +422,8 @@ def _waits(source: str, entry: str) -> bool:
 def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = reference_text(group)
     if "last" in option and (turned := _turned(group.record)) is not None:
-        return replace(last_order.of_stream(turned, group.operands, name), reference=reference)
+        how = {key: value for key, value in option.items() if key != "last"}
+        return replace(last_order.of_stream(turned, group.operands, name, **how), reference=reference)
     if group.family != "normalization":  # at other sizes, nothing may lie otherwise than in rows
         option = {key: value for key, value in option.items() if key != "last"}
     match group.family:

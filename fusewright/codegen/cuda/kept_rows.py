@@ -43,7 +43,7 @@ Option = dict[str, Any]
 def options(k: KeptRows) -> list[Option]:
     """Ways to compute a chain, best estimate first: by teams of so many threads."""
     numbers = k.length * len(k.kept) * k.words
-    if not _is_in_rows(k):
+    if not k.in_rows:
         numbers *= 16 // max(r.tensor.dtype.itemsize for r in k.kept)
         teams = (max(2, 1 << (-(-numbers // most) - 1).bit_length()) for most in KEPT_OF_COLUMNS)
         return [{"team": team} for team in dict.fromkeys(teams) if team <= min(MOST_SHARING, k.length)]
@@ -51,11 +51,6 @@ def options(k: KeptRows) -> list[Option]:
     whole = [{"team": team} for team in dict.fromkeys(teams) if team <= MOST_TEAM]
     apart = [{"team": team, "registers": held} for team, held in ways_apart(k.kept, k.length)] if numbers > MANY else []
     return [*(whole if k.length * len(k.kept) <= LONGEST else []), *apart]
-
-
-def _is_in_rows(k: KeptRows) -> bool:
-    """Whether rows lie along the last axis."""
-    return k.within.axes[-1].role == "first"
 
 
 def _team(numbers: int, most: int) -> int:
@@ -69,7 +64,7 @@ def _team(numbers: int, most: int) -> int:
 def kernel(k: KeptRows, name: str, reference: str = "", *, team: int, registers: int = 0) -> Kernel:
     """The kernel of a chain whose rows teams of so many threads keep, all in registers or a part in so many of each
     thread."""
-    return (_Rows if _is_in_rows(k) else _Columns)(k, name, team, registers).kernel(reference)
+    return (_Rows if k.in_rows else _Columns)(k, name, team, registers).kernel(reference)
 
 
 class _Rows(TeamWriter):

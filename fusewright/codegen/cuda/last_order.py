@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import gcd, prod
+from typing import Any
 
 from fusewright.codegen.cpp import compute_type
+from fusewright.codegen.cuda import kept_rows, normalization_text, several_folds
 from fusewright.codegen.cuda import last_order_text as text
-from fusewright.codegen.cuda import normalization_text, several_folds
 from fusewright.codegen.cuda.apart import behind_statistics
 from fusewright.codegen.cuda.stream import THREADS, Writer, WriterOfSeveral
 from fusewright.codegen.cuda.stream_values import Widths, decode, for_each, tree
@@ -23,7 +24,7 @@ from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.kernel import Argument, Expression, Kernel, Launch, ceil_div
-from fusewright.schedule.last_order import TurnedFolds, TurnedNorm, TurnedStream
+from fusewright.schedule.last_order import TurnedFolds, TurnedNorm, TurnedRows, TurnedStream
 from fusewright.schedule.normalization import SCALE
 
 # Channels of a tile at most, by the bytes of an element: a sector of memory, or several, at each position.
@@ -31,17 +32,24 @@ MOST_CHANNELS = {2: 64, 4: 32, 8: 16}
 # Elements of a tile, by the same: each thread reads 16 bytes twice.
 TILE = {2: 4096, 4: 2048, 8: 1024}
 
-Reduction = TurnedStream | TurnedFolds
+Reduction = TurnedStream | TurnedFolds | TurnedRows
 
 
-def of_stream(t: Reduction, tensors: tuple[Node, ...], name: str) -> Kernel:
-    """The kernel of a stream, or of several reductions, that reads these `tensors`."""
-    made = Writer(t.s, name).kernel("") if isinstance(t, TurnedStream) else several_folds.kernel(t.several, name)
+def of_stream(t: Reduction, tensors: tuple[Node, ...], name: str, **option: Any) -> Kernel:
+    """The kernel of a stream, of several reductions, or of rows that are kept by an `option`, that reads these
+    `tensors`."""
+    match t:
+        case TurnedRows():
+            made, reduces = kept_rows.kernel(t.k, name, **option), not t.k.results[0].elements
+        case TurnedFolds():
+            made, reduces = several_folds.kernel(t.several, name), True
+        case _:
+            made, reduces = Writer(t.s, name).kernel(""), bool(t.s.folds)
     stands = t.turned.stands
     place = {stands[s]: i for i, s in enumerate(t.s.tensors)}
     order = [place[x] for x in tensors]
     shapes = [_as_first(t, s, shape) for s, shape in zip(t.s.tensors, made.shapes, strict=True)]
-    layout = "contiguous" if t.s.folds else "channels_last"
+    layout = "contiguous" if reduces else "channels_last"
     output, *also = (
         replace(a, shape=_as_first(t, root, a.shape), layout=layout)
         for a, root in zip(made.results, t.turned.roots, strict=True)
