@@ -204,3 +204,31 @@ def test_several_results(monkeypatch: pytest.MonkeyPatch, keepdim: bool) -> None
     assert kernel.layouts == ("channels_last",) and len(kernel.results) == 2
     for found in emulate(kernel, x):
         assert any(torch.allclose(found, want, rtol=1e-5, atol=1e-6) for want in Both()(x))
+
+
+CHANNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a norm": lambda x, w: (
+        (x - x.mean(1, keepdim=True)) * torch.rsqrt(x.var(1, unbiased=False, keepdim=True) + 1e-6) * w[0, :, None, None]
+        + w[1, :, None, None]
+    ),
+    "normalized": lambda x, w: nn.functional.normalize(x.relu(), dim=1) * w[0, :, None, None],
+    "shares": lambda x, w: x / (x.abs().sum(1, keepdim=True) + 1) - x.mean(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+@pytest.mark.parametrize("shape", [(3, 24, 5, 4), (2, 33, 3, 5)], ids=str)
+def test_channels_are_kept_as_they_lie(monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, ...]) -> None:
+    """One kernel has the numbers of each position and what is made of these, and nothing is copied."""
+
+    def both(x: Tensor, w: Tensor) -> Tensor:
+        return CHANNELS[name](x, w.view(2, -1))
+
+    model, x = Weighted(both, 2 * shape[1]), image(*shape)
+    built = built_for_a_gpu(monkeypatch, model, x)
+    (kernel,) = built.program.kernels
+    assert kernel.output.layout == kernel.layouts[0] == "channels_last" and "rows that are kept" in kernel.source
+    for given in (x, x[:1]):
+        found, want = emulated(built, model, given), model(given).detach()
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+        assert found.stride() == want.stride() or given is not x

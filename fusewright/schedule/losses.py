@@ -40,14 +40,14 @@ def of_logits(
     """
     for shares in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
         users, readers = graph.users(), readers_of(graph)
-        losses = _losses_of(shares, users, readers)
+        losses = losses_of(shares, users, readers)
         if losses and is_much(shares, facts, hints):
             placed, _ = graph.substituted(_streamed(losses, users))
             graph = placed if lie_alike(graph, placed, orders) else graph
     return graph
 
 
-def _losses_of(shares: Node, users: Users, readers: Readers) -> tuple[Node, ...]:
+def losses_of(shares: Node, users: Users, readers: Readers) -> tuple[Node, ...]:
     """What a log-softmax over classes is read by, if that is a loss of one class of each row, and means or sums of all
     classes, weighted or not."""
     logs = isinstance(shares.op, ops.Softmax) and shares.op.log and shares.op.dim == 1

@@ -30,7 +30,7 @@ from fusewright.schedule.beside import MOST, readers_of
 from fusewright.schedule.chain import MEMORY, Users, is_sized, parse
 from fusewright.schedule.group import sizes
 from fusewright.schedule.kept_rows_record import KeptRows
-from fusewright.schedule.losses import picked
+from fusewright.schedule.losses import losses_of, picked
 from fusewright.schedule.row_views import row_view
 from fusewright.schedule.stream import COMPARISONS
 
@@ -151,8 +151,11 @@ def _added(graph: Graph, placed: Graph, kept: KeptRows) -> list[Node]:
 
 
 def _is_left_to_others(shares: Node, graph: Graph) -> bool:
-    """Whether a convolution's kernel may have them, and what reads them."""
-    users = graph.users()
+    """Whether a convolution's kernel may have them, and what reads them; or a stream has losses of rows that there are
+    no registers for as it reads them."""
+    users, length = graph.users(), shares.shape[1]
+    if isinstance(length, int) and length > kept_rows.LONGEST and losses_of(shares, users, readers_of(graph)):
+        return True
     return users[shares] == 1 and not isinstance(parse(shares, users, lambda n: isinstance(n.op, ops.Conv)), str)
 
 
