@@ -864,5 +864,11 @@ ROWS = (
          given={"t": (4096, 12000)}),
     _row(443, "", "((x - x.mean(1, keepdim=True)) * (t - t.mean(1, keepdim=True))).sum(1)", (4096, 20000),
          given={"t": (4096, 20000)}),
+    _row(444, "", "-(softmax(x, -1) * log_softmax(x, -1)).sum(-1)", (2048, 50257)),
+    _row(445, "", "h = x / 0.7; h = h - h.mean(1, keepdim=True); h / (h.abs().amax(1, keepdim=True) + 1e-6)",
+         (2048, 50257)),
+    _row(446, "", "(softmax(t, 1) * (log_softmax(t, 1) - log_softmax(x, 1))).sum(1).mean()", (4096, 28000),
+         given={"t": (4096, 28000)}),
+    _row(447, "", "cross_entropy(x / 0.7, (t.abs() * 20000).long() % 50257)", (4096, 50257), given={"t": (4096,)}),
 )
 # fmt: on
