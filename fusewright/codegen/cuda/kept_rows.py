@@ -212,9 +212,9 @@ class _Rows(TeamWriter):
         if p.kind in ("argmax", "argmin"):
             return fill(text.PLACE, i=i, **names)
         if p.kind in ("var", "std"):
-            mean = fill(text.SUM, take="few += value[e];", i=f"{i}_mean", of=i, **names)
+            mean = fill(text.SUM, take=f"few{i}_mean += value[e];", i=f"{i}_mean", of=i, **names)
             return [*mean, *fill(text.SPREAD, i=i, **names)]
-        take = "few += value[e] * value[e];" if p.kind == "norm" else "few += value[e];"
+        take = f"few{i} += value[e] * value[e];" if p.kind == "norm" else f"few{i} += value[e];"
         whole = {"sum": f"total{i}", "mean": f"total{i} / LENGTH", "norm": f"sqrt(total{i})"}[p.kind]
         return [*fill(text.SUM, take=take, i=i, of=i, **names), *fill(text.NUMBER, whole=whole, i=i, **names)]
 

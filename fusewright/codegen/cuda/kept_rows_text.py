@@ -122,6 +122,7 @@ ROWS = """
 template <bool WIDE>
 __device__ __forceinline__ void rows(const Data& d, $target) {
     constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM * V - 1) / (TEAM * V);
+    constexpr int FEW = 4;  // elements that are added up in their own precision, at least
     const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
     const index_t rows = $rows, items = LENGTH / V;
     const index_t row = min(team, rows - 1);  // every thread takes part in what is joined
@@ -142,17 +143,18 @@ __device__ __forceinline__ void rows(const Data& d, $target) {
 
 SUM = """
 double total$i = 0;
+$T few$i = 0;  // of them: conversions take longer than to add
 #pragma unroll
 for (int g = 0; g < GROUPS; ++g) {
     const index_t item = lane + g * TEAM;
     if (item < items) {
         $decode_item
-        $T value[V], few = 0;
+        $T value[V];
         pass$of<WIDE>(d, $coordinates, $arguments, value);
 #pragma unroll
         for (int e = 0; e < V; ++e) $take
-        total$i += few;
     }
+    if ((g + 1) * V % FEW == 0 || g + 1 == GROUPS) total$i += few$i, few$i = 0;
 }
 total$i = joined<TEAM>(total$i, Sum());
 """
