@@ -202,15 +202,6 @@ namespace {
 inline void await_launches() {}
 #endif
 
-#ifdef USES_ask_ahead
-// What is asked for has to be there.
-inline void ask_ahead(const void* at) { (void)*static_cast<const volatile char*>(at); }
-#endif
-
-#ifdef USES_multiprocessors
-inline int multiprocessors() { return 1; }
-#endif
-
 #ifdef USES_round_tf32
 inline unsigned round_tf32(float x) {
     if (x != x) return 0x7fffffffu;

@@ -132,15 +132,6 @@ class _Rows(TeamWriter):
             lines += [f"Kept<{t}, V, HELD> {name};", f"end = {name}.put(end, GROUPS);"]
         return lines
 
-    def _asked_ahead(self) -> Lines:
-        """The statements that ask for rows, as they lie in memory, that other blocks will want."""
-        lines: Lines = []
-        for r in self.k.kept if self.registers else ():
-            if r.tensor is r.value and r.tensor.shape == self.s.value.shape:
-                names = {"name": self.names[r.tensor], "element": ELEMENT[r.tensor.dtype]}
-                lines += block("", fill(text.AHEAD, blocks=MOST_TEAM // self.threads, **names))
-        return lines
-
     def _entry_values(self) -> Lines:
         """The function that reads neighbours in a row."""
         own = [r.value for r in self.k.kept]
@@ -246,7 +237,6 @@ class _Rows(TeamWriter):
             decode_row=decode("row", self.results, ""),
             kept=self._places_of_kept(),
             entry=", ".join(f"{name}[g]" for _, name in self._kept()),
-            ahead=self._asked_ahead(),
             passes=self._passes(),
             write=self._written_results(text.WRITE_ELEMENTS, text.WRITE_NUMBER),
             coordinates=self._coordinates,

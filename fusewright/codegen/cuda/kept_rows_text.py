@@ -135,21 +135,9 @@ __device__ __forceinline__ void rows(const Data& d, $target) {
         $decode_item
         entry<WIDE>(d, $coordinates, $entry);
     }
-    $ahead
     $passes
     if (team >= rows) return;
     $write
-}
-"""
-
-# Few blocks fit a multiprocessor, and memory would wait while these are at their passes: so each asks for the row of
-# the block that is likely to take its place.
-AHEAD = """
-const index_t next = team + multiprocessors() * index_t($blocks);
-if (next < rows) {
-    constexpr int LINES = (LENGTH * int(sizeof($element)) + 127) / 128;
-    const char* const from = reinterpret_cast<const char*>(d.$name + next * LENGTH);
-    for (int line = threadIdx.x; line < LINES; line += THREADS) ask_ahead(from + line * 128);
 }
 """
 

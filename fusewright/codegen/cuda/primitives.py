@@ -29,18 +29,6 @@ __device__ __forceinline__ void await_launches() {
 #endif
 }
 """,
-    "ask_ahead": r"""
-// Ask for a line of 128 bytes, to be in the level-2 cache once somebody reads it.
-__device__ __forceinline__ void ask_ahead(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-""",
-    "multiprocessors": r"""
-// How many there are, about: so many have numbers.
-__device__ __forceinline__ int multiprocessors() {
-    int count;
-    asm("mov.u32 %0, %%nsmid;" : "=r"(count));
-    return count;
-}
-""",
     "mma_tf32": r"""
 // d += a * b for one 16x8x8 tile: a is 16x8 row-major, b is 8x8 column-major, both rounded to tf32, d in float32.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
