@@ -6,8 +6,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil
 
-import torch
-
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import ReduceKind
@@ -113,7 +111,7 @@ class KeptRows:
 
 def words_of(kept: Collection[Read]) -> int:
     """Registers of a number that is kept: all have those of the widest."""
-    return 2 if any(r.tensor.dtype == torch.float64 for r in kept) else 1
+    return 2 if any(r.tensor.dtype.itemsize == 8 for r in kept) else 1
 
 
 def bytes_apart(kept: Collection[Read], length: int, team: int, values: int, registers: int) -> int:

@@ -17,6 +17,7 @@ from codegen.cuda.kept_rows_cases import (
     PLACES,
     SEVERAL,
     normalized,
+    of_whole_numbers,
     over,
     place,
     rms,
@@ -360,6 +361,7 @@ PARTS_APART: dict[str, Callable[[], Node]] = {
     "a row of each type": lambda: correlated(3, 700, dtype=BF16),
     "float64": lambda: normalized(inp(0, 3, 600, dtype=F64), 1),
     "a place": lambda: without_best(inp(0, 3, 1501), "argmax", 1),
+    "whole numbers": lambda: of_whole_numbers(inp(0, 3, 700, dtype=torch.int64), inp(1, 3, 700)),
     "what takes its place": lambda: entropy(inp(0, 3, 1504)),
     "tokens": lambda: rms(inp(0, 2, 3, 1500), 2),
 }
