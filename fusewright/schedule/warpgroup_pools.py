@@ -46,8 +46,6 @@ ALIKE = 2
 PLACES = 12
 # Cycles of a multiprocessor that eight features take in which nothing moves: warps wait for each other, and for values.
 WAITING = 100.0
-# Lanes of a warp that have the same two features; cycles in which one of them joins a value to what it has.
-LANES, JOINED = 8, 4.0
 
 
 @dataclass(frozen=True)
@@ -78,16 +76,7 @@ class PoolTile(PositionTile):
     @property
     def turns(self) -> int:
         """Windows of a thread: eight of each warp at a time."""
-        return ceil(prod(self.cells) / (LANES * self.warps))
-
-    def sharing(self, c: Contraction) -> int:
-        """Lanes that go through one window together, each through some rows of it: where windows are few, else most
-        lanes would have none, and warps would wait for those that do."""
-        rows, lanes = meeting(c, self, 0).size * meeting(c, self, 1).size, 1
-        most = 1 if c.pooled_numbers > 1 else min(LANES, rows, LANES * self.warps // prod(self.cells))
-        while 2 * lanes <= most:
-            lanes *= 2
-        return lanes
+        return ceil(prod(self.cells) / (8 * self.warps))
 
     def pooled(self, c: Contraction) -> int:
         return self.turns * 2 * self.eights_m * c.pooled_numbers + PLACES
@@ -104,10 +93,8 @@ def _exchange(c: Contraction, t: PoolTile) -> float:
     """Cycles of shared memory in which values get there and back, two features of a lane at a time."""
     meetings = [meeting(c, t, i) for i in range(3)]
     stored = 2 * t.warps * prod(t.own) * prod(m.count / n for m, n in zip(meetings, t.region, strict=True))
-    lanes, rows = t.sharing(c), meetings[0].size * meetings[1].size
-    own = ceil(rows / lanes) * meetings[2].size  # values of a lane
-    read = ceil(prod(t.cells) * lanes / LANES) * shared(c, t).turns * own
-    return t.eights_m * (WAITING + JOINED * t.turns * own + c.pooled_numbers * (stored + read))
+    read = ceil(prod(t.cells) / 8) * shared(c, t).turns * prod(m.size for m in meetings)
+    return t.eights_m * (WAITING + c.pooled_numbers * (stored + read))
 
 
 def across(c: Contraction) -> Contraction:
@@ -168,20 +155,18 @@ class Shared:
 
 
 def shared(c: Contraction, t: PoolTile) -> Shared:
-    """Such that lanes of a warp, which have the same elements of eight windows, or neighbouring rows of fewer, hardly
-    meet in a bank."""
+    """Such that lanes of a warp, which have the same elements of eight windows, hardly meet in a bank."""
     h, w = meeting(c, t, 1), meeting(c, t, 2)
-    return _shared(w.lead + w.count, w.apart, h.apart, t.windows_w, t.sharing(c))
+    return _shared(w.lead + w.count, w.apart, h.apart, t.windows_w)
 
 
 @lru_cache(maxsize=4096)
-def _shared(columns: int, apart_w: int, apart_h: int, windows_w: int, sharing: int) -> Shared:
+def _shared(columns: int, apart_w: int, apart_h: int, windows_w: int) -> Shared:
     plain = Shared(0 if apart_w % 2 else apart_w, 0, 0)
     least = plain.column(columns - 1) + FEATURES
 
     def turns(row: int) -> int:
-        of_windows = ((*divmod(i // sharing, windows_w), i % sharing) for i in range(LANES))
-        at = [(h * apart_h + part) * row + plain.column(w * apart_w) for h, w, part in of_windows]
+        at = [i // windows_w * apart_h * row + plain.column(i % windows_w * apart_w) for i in range(8)]
         halves = ({(first + n) for first in at[half : half + 4] for n in range(FEATURES)} for half in (0, 4))
         return sum(max(Counter(n % BANKS for n in half).values()) for half in halves)
 

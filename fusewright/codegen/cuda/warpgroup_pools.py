@@ -34,7 +34,6 @@ class PoolWriter(PositionWriter):
         c, t, meet = self.c, self.t, shared(self.c, self.t)
         names: dict[str, object] = {"turns": t.turns, "windows": prod(t.cells), "numbers": shared_numbers(c, t)}
         names |= {"row": meet.row, "gap": f" + w / {meet.apart}" if meet.apart else ""}
-        names["sharing"] = fill(_SHARING, lanes=t.sharing(c)) if t.sharing(c) > 1 else []
         for i, a in enumerate("dhw"):
             m = meeting(c, t, i)
             names |= {f"cells_{a}": t.cells[i], f"size_{a}": m.size, f"apart_{a}": m.apart}
@@ -57,21 +56,7 @@ class PoolEpilogue(PositionEpilogue):
     def head(self) -> list[Lines]:
         rows = max(1, AHEAD // meeting(self.c, self.t, 2).size)
         joined = self.pooling.join("pair.of[half]", "other.of[half]")
-        window = _WINDOW if self.sharing == 1 else _SHARED_WINDOW
-        return [*super().head(), fill(window, **self._kinds, rows=rows, joined=joined)]
-
-    @property
-    def sharing(self) -> int:
-        """Lanes that go through a window together."""
-        return self.t.sharing(self.c)
-
-    @property
-    def _window(self) -> dict[str, str]:
-        """What a lane's window is, and which part of it, and whether it has one of its own."""
-        window = "(turn * (THREADS / 32) + warp) * 8 + row"
-        if self.sharing == 1:
-            return {"window": window, "own": "window < WINDOWS"}
-        return {"window": f"({window}) / SHARING", "own": "row % SHARING == 0 && window < WINDOWS"}
+        return [*super().head(), fill(_WINDOW, **self._kinds, rows=rows, joined=joined)]
 
     @property
     def _kinds(self) -> dict[str, object]:
@@ -102,10 +87,7 @@ class PoolEpilogue(PositionEpilogue):
         meetings = (meeting(self.c, self.t, i) for i in range(3))
         first = [m.lead + m.shift for m in meetings]
         begin = {f"begin_{a}": f"{n} + " if n else "" for a, n in zip("dhw", first, strict=True)}
-        joined = [] if self.sharing == 1 else fill(_MEET, joined=self.pooling.join("pair.of[half]", "other"))
-        part, const = ("", "const ") if self.sharing == 1 else (", row % SHARING", "")
-        names = {"slots": slots, "held": held, "meet": joined, "part": part, "const": const}
-        pool = fill(_POOL, **self._kinds, **names, window=self._window["window"], **begin)
+        pool = fill(_POOL, **self._kinds, slots=slots, held=held, **begin)
         return [*self.products_changed(products, slots, self.own_w(1)), *pool]
 
     def _place(self, phases: Phases) -> tuple[int, ...]:
@@ -145,7 +127,7 @@ class PoolEpilogue(PositionEpilogue):
     def of_cells(self) -> Lines:
         value, loop = self.of_cell(), "for (int turn = 0; turn < TURNS; ++turn)"
         lengths = "cells_d", "cells_h", "cells_w"
-        place = [*fill(_PLACE, **self._window), *self.share("pqr")]
+        place = [*fill(_PLACE), *self.share("pqr")]
         if self.several:
             return self.joined_at_once([], loop, "TURNS", "turn", place, value)
         return [*self.out_row(*lengths), *nest([loop], [*place, *self.result_of(value, lengths, [])])]
@@ -165,13 +147,8 @@ constexpr int FOLDED_D = $folded_d, FOLDED_H = $folded_h;
 constexpr int SHARED_H = $shared_h, SHARED_ROW = $row, SHARED_VALUES = $numbers;    // rows of a plane; numbers
 constexpr int SIZE_D = $size_d, SIZE_H = $size_h, SIZE_W = $size_w;
 constexpr int APART_D = $apart_d, APART_H = $apart_h, APART_W = $apart_w;
-$sharing
 // Where a row's column is: windows that follow each other begin in other banks.
 __device__ __forceinline__ constexpr int shared_column(int w) { return 8 * (w$gap); }
-"""
-
-_SHARING = """
-constexpr int SHARING = $lanes;    // lanes that go through one window together
 """
 
 _PROLOGUE = """
@@ -200,13 +177,12 @@ for (int m = 0; m < M_TILES; ++m) {
     __syncthreads();
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
-        const int window = $window;
+        const int window = (turn * (THREADS / 32) + warp) * 8 + row;
         const int first_d = ${begin_d}window / (CELLS_H * CELLS_W) * APART_D;
         const int first_h = ${begin_h}window / CELLS_W % CELLS_H * APART_H;
         const $running* const from = values + (first_d * SHARED_H + first_h) * SHARED_ROW +
                                   shared_column(${begin_w}window % CELLS_W * APART_W);
-        ${const}Two pair = window < WINDOWS ? of_window(from$part) : Two{$empty, $empty};
-        $meet
+        const Two pair = window < WINDOWS ? of_window(from) : Two{$empty, $empty};
 #pragma unroll
         for (int half = 0; half < 2; ++half) pooled[turn][m][half] = pair.of[half];
     }
@@ -232,40 +208,6 @@ __device__ __forceinline__ Two of_window(const $running* from) {
 }
 """
 
-_SHARED_WINDOW = """
-struct alignas(2 * sizeof($running)) Two { $running of[2]; };    // of neighbouring features
-
-// What some rows of a window, whose values begin there, come to, of two features: those that are this part of it.
-__device__ __forceinline__ Two of_window(const $running* from, int part) {
-    constexpr int ROWS = SIZE_D * SIZE_H;
-    Two pair = {$empty, $empty};
-#pragma unroll $rows
-    for (int first = 0; first < ROWS; first += SHARING) {
-        const int row = first + part;
-        if (ROWS % SHARING > 0 && row >= ROWS) break;
-#pragma unroll
-        for (int w = 0; w < SIZE_W; ++w) {
-            const int at = (row / SIZE_H * SHARED_H + row % SIZE_H) * SHARED_ROW + shared_column(w);
-            const Two other = *reinterpret_cast<const Two*>(from + at);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) pair.of[half] = $joined;
-        }
-    }
-    return pair;
-}
-"""
-
-# Of lanes that share a window, all have what it comes to.
-_MEET = """
-#pragma unroll
-for (int lanes = 4; lanes < 4 * SHARING; lanes *= 2)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const auto other = __shfl_xor_sync(0xffffffffu, pair.of[half], lanes);
-        pair.of[half] = $joined;
-    }
-"""
-
 _HELD = """
 Two pair;
 #pragma unroll
@@ -279,8 +221,8 @@ const int place = ($d) * SHARED_H + $h;
 """
 
 _PLACE = """
-const int window = $window;
+const int window = (turn * (THREADS / 32) + warp) * 8 + row;
 const int p = cell_d + window / (CELLS_H * CELLS_W), q = cell_h + window / CELLS_W % CELLS_H;
 const int r = cell_w + window % CELLS_W;
-const bool inside = $own && p < cells_d && q < cells_h && r < cells_w;
+const bool inside = window < WINDOWS && p < cells_d && q < cells_h && r < cells_w;
 """

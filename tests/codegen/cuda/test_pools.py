@@ -208,55 +208,6 @@ def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -
         assert_right(f, t, order)
 
 
-# Large windows, of which tiles have few.
-LARGE: dict[str, Case] = {
-    "written": pooled((40, 60), 9, 11, "max", (8, 8), before=("relu",), after=("gate",)),
-    "overlap": Case((31, 60), 9, 6, pool="avg", window=(9, 5), step=(3, 4), before=("tanh",)),
-    "padding": Case(
-        *((30, 50), 9, 6),
-        **{"pool": "avg", "window": (9, 6), "step": (5, 6), "pool_padding": (4, 2), "include_pad": False},
-    ),
-    "three dimensions": pooled((13, 14, 20), 5, 4, "max", (5, 6, 5), (3, 3, 3), (1,) * 3, (1,) * 3, (1,) * 3),
-    "phases": pooled((13, 40), 9, 6, "max", (20, 4), (3, 5), (2, 2), (1, 2), transposed=True, before=("relu",)),
-    "over channels": pooled((40, 60), 9, 11, "avg", (8, 8), fold="logsumexp", fold_dims="c"),
-    "over positions": pooled((40, 60), 9, 11, "max", (8, 8), fold="mean", fold_dims="p", after=("tanh",)),
-    "over both": pooled((40, 60), 9, 7, "avg", (8, 8), before=("relu",), fold="sum", fold_dims="cp"),
-    "channels last": pooled((40, 60), 20, 6, "max", (8, 8), padding=(1, 2), channels_last=True),
-    "bfloat16": pooled((40, 60), 20, 9, "avg", (8, 8), dtype=BF16, before=("hardswish",)),
-}
-
-
-def shared_by(case: Case, lanes: int, producers: int = 0) -> tuple[Found, PoolTile]:
-    """The best tile whose windows are shared by so many lanes."""
-    f = find(case)
-    assert isinstance(f, Found), f
-    fitting = (t for t in tiles(f) if t.producers == producers and t.sharing(of_tile(f.group, t)) == lanes)
-    return f, next(fitting)
-
-
-# Rows of a thread's that meet as one leave too few of a window for eight lanes.
-SHARES = [(name, lanes) for name in LARGE for lanes in (2, 4, 8) if (name, lanes) != ("phases", 8)]
-
-
-@pytest.mark.parametrize(("name", "lanes"), SHARES)
-@pytest.mark.sampled
-def test_lanes_share_windows(name: str, lanes: int) -> None:
-    f, t = shared_by(LARGE[name], lanes)
-    assert f"SHARING = {lanes};" in kernel(f, t).source
-    assert_right(f, t)
-    assert_orders_agree(f, t)
-    assert_not_finite_as_eager(f, t)
-
-
-@pytest.mark.parametrize("lanes", [2, 8])
-def test_shared_windows_of_several_tiles(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contraction_record, "MULTIPROCESSORS", 1)
-    f, t = shared_by(LARGE["over positions"], lanes, producers=4)
-    assert_several_tiles(f, t)
-    for order in ORDERS:
-        assert_right(f, t, order)
-
-
 def folded(f: Found, t: PoolTile) -> int:
     return meeting(of_tile(f.group, t), t, 1).folded
 
