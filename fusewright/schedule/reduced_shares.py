@@ -153,7 +153,8 @@ def _added(graph: Graph, placed: Graph, kept: KeptRows) -> list[Node]:
 def _is_left_to_others(shares: Node, graph: Graph) -> bool:
     """Whether a convolution's kernel may have them, and what reads them; or a stream has losses of rows that there are
     no registers for as it reads them."""
-    users, length = graph.users(), shares.shape[1]
+    assert isinstance(shares.op, ops.Softmax)
+    users, length = graph.users(), shares.shape[shares.op.dim]
     if isinstance(length, int) and length > kept_rows.LONGEST and losses_of(shares, users, readers_of(graph)):
         return True
     return users[shares] == 1 and not isinstance(parse(shares, users, lambda n: isinstance(n.op, ops.Conv)), str)

@@ -393,6 +393,7 @@ LEFT: dict[str, tuple[Model, tuple[int, ...]]] = {
     "elements are returned": (lambda x: (lambda y: (y, y.sum(0)))(F.log_softmax(x, 1)), (6, 80)),
     "elements of an image are read": (lambda x: F.softmax(x.flatten(2), -1).view(x.shape) * 2, (2, 3, 6, 20)),
     "a part of an image is reduced": (lambda x: F.softmax(x.flatten(2), -1).view(x.shape).sum(3), (2, 3, 6, 20)),
+    "of one dimension": (lambda x: F.softmax(x.sum(1), 0) * 2, (6, 80)),
     "another dimension is reduced": (lambda x: F.softmax(x, 1).sum(0), (6, 80)),
     "five numbers are read": (
         lambda x: (lambda y: [(y * i).sum(1) for i in range(2, 7)])(F.softmax(x, 1)),
