@@ -24,16 +24,17 @@ from fusewright.ir.ops import Size
 from fusewright.schedule import stream
 from fusewright.schedule.beside import MOST, Elements, Readers, gathered
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, depends_on, taken_in
-from fusewright.schedule.kept_rows_record import KeptRows, Pass, Replaced, Result, is_known, ways_apart
+from fusewright.schedule.kept_rows_record import SHARED, KeptRows, Pass, Replaced, Result, is_known, ways_apart
 from fusewright.schedule.logarithms import in_passes
 from fusewright.schedule.partial import Split
-from fusewright.schedule.stream_record import Read, Tree, is_index
+from fusewright.schedule.stream_record import Read, Stream, Tree, is_index
 
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin", "logsumexp")
 
 # Elements of a row from which on it is kept, of samples that are one row and of others, and up to which there are
 # registers for it; and the same of rows along the last axis, of which a part may lie in shared memory.
-SHORTEST_ALONE, SHORTEST, LONGEST, LONGEST_IN_ROWS = 64, 16, 32768, 57344
+SHORTEST_ALONE, SHORTEST, LONGEST = 64, 16, 32768
+LONGEST_IN_ROWS = LONGEST + SHARED // 4
 # So many tensors may be kept side by side.
 MOST_KEPT = 3
 
@@ -130,11 +131,11 @@ def _end_of_line(value: Node, later: Sequence[Tree], below: Sequence[set[Node]],
         value = reader
 
 
-def _fits(kept: Sequence[Read], length: int, *, in_rows: bool) -> bool:
+def _fits(kept: Sequence[Read], length: int, within: Stream) -> bool:
     """Whether there are registers for rows of that length of so many tensors, or shared memory for what is left."""
     if not kept or len(kept) > MOST_KEPT:
         return False
-    return len(kept) * length <= LONGEST or (in_rows and bool(ways_apart(kept, length)))
+    return len(kept) * length <= LONGEST or (within.in_rows and bool(ways_apart(kept, length)))
 
 
 @dataclass
@@ -334,13 +335,10 @@ class _Rows:
             return within
         everywhere = tuple(range(len(within.axes)))
         kept = tuple(r for r in within.reads if r.axes == everywhere)
-        in_rows = within.axes[-1].role == "first"
-        if late and not _fits(
-            kept, length, in_rows=in_rows
-        ):  # what one pass or result reads alone, it reads for itself
+        if late and not _fits(kept, length, within):  # what one pass or result reads alone, it may read for itself
             trees = [*(p.tree for p in passes), *(r.tree for r in results)]
             kept = tuple(r for r in kept if sum(r.value in t.leaves for t in trees) > 1)
-        if not _fits(kept, length, in_rows=in_rows) or within.axes[0].role == "first":
+        if not _fits(kept, length, within) or within.axes[0].role == "first":
             return "nothing is kept, or more than there are registers for"
         replaced = tuple(_replaced(passes, results, [r.value for r in kept]))
         return KeptRows(passes, results, within, kept, length, replaced)

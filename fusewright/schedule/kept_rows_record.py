@@ -81,17 +81,12 @@ class KeptRows:
     @property
     def in_rows(self) -> bool:
         """Whether rows lie along the last axis."""
-        return self.within.axes[-1].role == "first"
+        return self.within.in_rows
 
     @property
     def words(self) -> int:
         """Registers of a number that is kept."""
         return words_of(self.kept)
-
-    def apart(self, team: int, values: int, registers: int) -> int:
-        """Bytes that lie in shared memory where so many threads take so many neighbouring `values` of each row at a
-        time, and have so many `registers` for them."""
-        return bytes_apart(self.kept, self.length, team, values, registers)
 
     @property
     def late(self) -> tuple[Node, ...]:
@@ -115,7 +110,8 @@ def words_of(kept: Collection[Read]) -> int:
 
 
 def bytes_apart(kept: Collection[Read], length: int, team: int, values: int, registers: int) -> int:
-    """`KeptRows.apart` of rows that long."""
+    """Bytes of rows that long which lie in shared memory where a `team` of threads takes so many neighbouring `values`
+    of each at a time, and each thread has so many `registers` for them."""
     size = len(kept) * words_of(kept)
     groups = ceil(length / (team * values)) - registers // (size * values)
     return 4 * size * max(0, groups) * team * values

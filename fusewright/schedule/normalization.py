@@ -232,7 +232,7 @@ def _saves_a_copy(n: Normalization) -> bool:
 
 def keeps_rows(n: Normalization) -> bool:
     """Whether teams of threads may keep rows."""
-    in_rows = n.within is not None and n.within.axes[-1].role == "first"
+    in_rows = n.within is not None and n.within.in_rows
     return in_rows and n.length is not None and n.length <= LONGEST
 
 

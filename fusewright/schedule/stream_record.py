@@ -131,6 +131,11 @@ class Stream:
         return tuple(sorted({self.tensors.index(r.tensor) for r in self.reads if r.indices}))
 
     @property
+    def in_rows(self) -> bool:
+        """Whether what is reduced lies along the last axis."""
+        return self.axes[-1].role == "first"
+
+    @property
     def looks_up(self) -> bool:
         """Whether one of these indices may be that of no row."""
         return any(r.indices is not None and not is_inside(r) for r in self.reads)

@@ -75,27 +75,22 @@ class WideArithmetic(RoundedOperands):  # type: ignore[no-untyped-call]
         result = super().__torch_dispatch__(func, types, args, kwargs)
         for x in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(x, Tensor):
-                self.bytes += x.numel() * x.element_size()
+                self.gave(x, args)
         return result
+
+    def gave(self, x: Tensor, args: tuple[Any, ...]) -> None:
+        """Takes in what an operation on `args` gave."""
+        self.bytes += x.numel() * x.element_size()
 
 
 class RoundedResults(WideArithmetic):  # type: ignore[no-untyped-call]
     """Rounds what each operation of a float64 run gives to float32: float32 arithmetic with no error but that."""
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Runs one operation."""
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        given = [a for a in args if isinstance(a, Tensor)]
-        for x in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(x, Tensor) and x.dtype == self.dtype and not any(_is_view(x, a) for a in given):
-                x.copy_(x.to(torch.float32))
-        return result
+    def gave(self, x: Tensor, args: tuple[Any, ...]) -> None:
+        """Rounds it, in place, unless it shows what has been rounded."""
+        super().gave(x, args)
+        if x.dtype == self.dtype and not any(isinstance(a, Tensor) and _is_view(x, a) for a in args):
+            x.copy_(x.to(torch.float32))
 
 
 class OtherRoundings(WideArithmetic):  # type: ignore[no-untyped-call]

@@ -153,7 +153,7 @@ def options(
     if isinstance(group.record, Normalization):
         return normalization.options(group.record, capability, last=last)
     if isinstance(group.record, KeptRows):
-        return [*_rows_as_they_lie(group.record, last), *kept_rows.options(group.record)]
+        return [*_as_they_lie(group.record, last), *kept_rows.options(group.record)]
     if isinstance(group.record, Rearrangement):
         return [*stacked_rows.options(group.record), *rearrangement.options(group.record)]
     if isinstance(group.record, Scan):
@@ -174,17 +174,12 @@ def options(
 
 
 def _as_they_lie(record: Any, last: Sequence[Node]) -> list[Option]:
-    """A stream, or sums, of images whose channels lie `last`, as they lie."""
+    """Ways to compute a stream, sums, or rows that are kept, of images whose channels lie `last`, as they lie."""
     found = _turned(record) if last else None
-    return [{"last": True}] if found is not None and all(i in last for i in found.turned.images) else []
-
-
-def _rows_as_they_lie(record: KeptRows, last: Sequence[Node]) -> list[Option]:
-    """Ways to keep the channels of images, which lie `last`, as rows."""
-    found = of_rows(record) if last else None
     if found is None or any(i not in last for i in found.turned.images):
         return []
-    return [{"last": True, **option} for option in kept_rows.options(found.k)]
+    ways: list[Option] = kept_rows.options(found.k) if isinstance(found, TurnedRows) else [{}]
+    return [{"last": True, **way} for way in ways]
 
 
 def _turned(record: Any) -> TurnedStream | TurnedFolds | TurnedRows | None:

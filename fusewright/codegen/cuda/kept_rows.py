@@ -21,17 +21,17 @@ from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir.node import Node
 from fusewright.kernel import Array, Kernel
 from fusewright.schedule.kept_rows import LONGEST
-from fusewright.schedule.kept_rows_record import KeptRows, Pass, Result, is_known, ways_apart
+from fusewright.schedule.kept_rows_record import KeptRows, Pass, Result, bytes_apart, is_known, ways_apart
 from fusewright.schedule.stream_record import Tree
 
 # Values that one thread keeps, as there is a choice (half as many of float64), and threads that share a row.
 KEPT = (8, 16, 32, 64)
 LEAST_TEAM, MOST_TEAM = 4, 1024
-# Numbers of rows from which on a part of them may as well lie in shared memory: there are more blocks then.
-MANY = 16384
 # The same of columns side by side.
 KEPT_OF_COLUMNS = (16, 32)
 MOST_SHARING = 64
+# Numbers of rows from which on a part of them may as well lie in shared memory: there are more blocks then.
+MANY = 16384
 
 # What joins extremes, and their places; and which of these such an extreme is at.
 JOINS = {"max": "Max", "min": "Min", "argmax": "First<Max>", "argmin": "First<Min>"}
@@ -75,7 +75,7 @@ class _Rows(TeamWriter):
         self.k, self.length, self.registers = k, k.length, registers
         if registers:
             widths = (1, self.wide.values if self.wide else 1)
-            self.shared = max(k.apart(team, values, registers) for values in widths)
+            self.shared = max(bytes_apart(k.kept, k.length, team, values, registers) for values in widths)
 
     def record(self, **more: Any) -> Kernel:
         """The kernel, whose results have an element for each of x or a number for each row."""

@@ -83,7 +83,7 @@ def _in_rows(n: Normalization, capability: int | None) -> list[Option]:
         return apart
     if n.turn is not None:
         return [{"team": THREADS // rows} for rows in rows_to_turn(n.length, n.turn.root.dtype.itemsize)]
-    if not _is_in_rows(n.within):
+    if not n.within.in_rows:
         return [*({"team": team} for team in _teams_of_columns(n.within, n.length)), *apart]
     kept = [most // 2 if n.norm.dtype.itemsize == 8 else most for most in KEPT]
     teams = dict.fromkeys(_team(n.length, most) for most in kept)
@@ -105,11 +105,6 @@ def _team(length: int, values: int) -> int:
     while team * values < length:
         team *= 4 if team == 32 else 2
     return team
-
-
-def _is_in_rows(s: Stream) -> bool:
-    """Whether what is reduced lies along the last axis."""
-    return s.axes[-1].role == "first"
 
 
 def _widths_of_columns(s: Stream) -> Widths | None:
@@ -142,7 +137,7 @@ def kernel(
         return last_order.of_images(kernel(rows, name, reference, team=team, blocks=blocks), rows.tensors, n.tensors)
     call = _Call(n)
     kept = _KeptMoved if n.moved else _Kept
-    kept = kept if n.within is not None and _is_in_rows(n.within) else _KeptColumns
+    kept = kept if n.within is not None and n.within.in_rows else _KeptColumns
     turned = of_norm(n) if last else None
     if turned is not None:
         made = last_order.of_norm(turned, name, call.names, call.sizes.lengths, call.of(n.behind.tensors))
