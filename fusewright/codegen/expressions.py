@@ -50,21 +50,21 @@ def _options(**given: tuple[Any, Any]) -> str:
 @_emits(ops.Conv)
 def _conv(op: ops.Conv, node: Node, args: Sequence[str]) -> str:
     n = len(op.stride)
-    x, left = args[0], [p[0] for p in op.padding]
-    symmetric = all(p[0] == p[1] for p in op.padding)
-    if not symmetric and not op.transposed:
-        pads = [q for p in reversed(op.padding) for q in p]
-        x, left = f"F.pad({x}, {pads})", [0] * n
+    x, both = args[0], [min(p) for p in op.padding]  # PyTorch pads, or crops, both sides alike
+    beyond = [side - each for p, each in reversed([*zip(op.padding, both, strict=True)]) for side in p]
+    if any(beyond) and not op.transposed:
+        x, both = f"F.pad({x}, {[q for p in reversed(op.padding) for q in p]})", [0] * n
     options = _options(
         stride=(_pairs(op.stride), set(op.stride) == {1}),
-        padding=(_pairs(left), not any(left)),
+        padding=(_pairs(both), not any(both)),
         output_padding=(_pairs(op.output_padding or (0,)), not any(op.output_padding)),
         groups=(op.groups, op.groups == 1),
         dilation=(_pairs(op.dilation), set(op.dilation) == {1}),
     )
     function = f"F.conv_transpose{n}d" if op.transposed else f"F.conv{n}d"
     bias = "" if args[2] is None else f", {args[2]}"
-    return f"{function}({x}, {args[1]}{bias}{options})"
+    y = f"{function}({x}, {args[1]}{bias}{options})"
+    return f"F.pad({y}, {[-q for q in beyond]})" if any(beyond) and op.transposed else y
 
 
 @_emits(ops.ConvLast)

@@ -226,8 +226,6 @@ class Conv(Op):
         require(len(x.shape) == n + 2 and len(w.shape) == n + 2, f"conv{n}d of {x.shape} with weight {w.shape}")
         require(x.dtype == w.dtype, f"conv{n}d of {x.dtype} with weight {w.dtype}")
         channels = w.shape[0] if self.transposed else w.shape[1] * self.groups
-        cropped = not self.transposed or all(left == right for left, right in self.padding)
-        require(cropped, f"conv_transpose{n}d with unequal padding {self.padding}")
         require(x.shape[1] == channels, f"conv{n}d of {x.shape} with weight {w.shape} and {self.groups} groups")
         out = w.shape[1] * self.groups if self.transposed else w.shape[0]
         return TensorType((x.shape[0], out, *self.spatial(x.shape[2:], w.shape[2:])), x.dtype, x.device)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from fusewright.ir.build import pointwise, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Conv, Pool, Reduce, Slice
+from fusewright.ir.ops import Conv, Pool, Reduce
 from fusewright.rules.linear import reduced_dims
 from fusewright.rules.rule import Match, Rule, op, rule
-from fusewright.rules.windows import refuse_turning, turned
 
 _CHOICE = {"max": "maximum", "min": "minimum"}
 
@@ -23,7 +22,8 @@ _CHOICE = {"max": "maximum", "min": "minimum"}
 class _Dense:
     """One dimension without its gaps: what position i of it was is position first + i * stride.
 
-    padding, dilation, output_padding   of the convolution of stride 1 that computes `length` positions
+    padding, dilation, output_padding   of the convolution of stride 1 that computes `length` positions; where the last
+                                        is negative, it is cropped behind by so many more
     kernel, step, before                the window, its stride and its padding, in such positions
     kept                                positions that some window reads are the first so many
     covered                             whether every window has a gap besides
@@ -54,7 +54,7 @@ def _without_gaps(conv: Node, d: int) -> _Dense | None:
     apart = dilation // stride if taps > 1 else 1
     low, high = -(-left // stride), (out - 1 + left) // stride
     extra = high - low + 1 - (length + apart * (taps - 1) - 2 * low)
-    if out < 1 or high < low or not 0 <= extra < apart:
+    if out < 1 or high < low or extra >= apart:
         return None
     return _Dense(stride * low - left, stride, high - low + 1, low, apart, extra)
 
@@ -142,23 +142,11 @@ def _others(conv: Node, dense: dict[int, _Dense]) -> Node:
     stride, padding = list(conv.op.stride), list(conv.op.padding)
     dilation, extra = list(conv.op.dilation), list(conv.op.output_padding)
     for d, along in dense.items():
-        stride[d - 2], padding[d - 2] = 1, (along.padding, along.padding)
-        dilation[d - 2], extra[d - 2] = along.dilation, along.output_padding
+        less = along.length - along.kept - along.output_padding  # than what it has, of which windows read the first
+        stride[d - 2], padding[d - 2] = 1, (along.padding, along.padding + max(0, less))
+        dilation[d - 2], extra[d - 2] = along.dilation, max(0, -less)
     op = Conv(tuple(stride), tuple(padding), tuple(dilation), conv.op.groups, True, tuple(extra))
-    y = make(op, x, w, bias)
-    cut = {d: along.length - along.kept for d, along in dense.items() if along.kept < along.length}
-    if cut and refuse_turning(y) is None:
-        y = turned(y)  # a plain convolution may be padded less at its end, which leaves nothing to be copied
-        assert isinstance(y.op, Conv)
-        ends = {d: right for d, (_, right) in enumerate(y.op.padding, start=2)}
-        less = {d: n for d, n in cut.items() if n <= ends[d]}
-        trimmed = tuple((left, right - less.get(d, 0)) for d, (left, right) in enumerate(y.op.padding, start=2))
-        y, cut = make(replace(y.op, padding=trimmed), *y.args), {d: n for d, n in cut.items() if d not in less}
-    for d, n in cut.items():
-        length = y.shape[d]
-        assert isinstance(length, int)
-        y = make(Slice(d, 0, length - n), y)
-    return y
+    return make(op, x, w, bias)
 
 
 def _over_others(root: Node, dense: dict[int, _Dense]) -> Pool | Reduce:

@@ -2,7 +2,7 @@
 
     norm(x)[:, 0] = norm(x[:, 0])        (x @ w)[:, -1:] = x[:, -1:] @ w
     attention(q, k, v)[:, :, 0] = attention(q[:, :, 0], k, v)
-    conv(x)[..., a:] = conv(x), padded less
+    conv(x)[..., a:] = conv(x), padded less        conv_transpose(x)[..., a:b] = conv_transpose(x), padded more
 
 The class token of a vision transformer, the last token of a language model: of the last block, everything is computed
 for one token, but for the keys and values that it attends to.  Slices only ever move inwards, and views outwards; they
@@ -182,6 +182,8 @@ def _cut(m: Match) -> Conv | None:
     length, count, kernel = (n.shape[like.dim] for n in (conv.arg(0), m["slice"], conv.arg(1)))
     if not (isinstance(length, int) and isinstance(count, int) and isinstance(kernel, int)):
         return None
+    if op.transposed:
+        return _cropped(op, d, like, conv.shape[like.dim], op.dilation[d] * (kernel - 1))  # type: ignore[arg-type]
     left = op.padding[d][0] - like.start * op.stride[d]
     stride = op.stride[d] * like.step
     reach = (count - 1) * stride + op.dilation[d] * (kernel - 1) + 1
@@ -191,16 +193,26 @@ def _cut(m: Match) -> Conv | None:
     return cut if left >= 0 and cut.spatial((length,) * len(strides), (kernel,) * len(strides))[d] == count else None
 
 
+def _cropped(op: Conv, d: int, like: Slice, length: int, reach: int) -> Conv | None:
+    """A transposed convolution of `length` positions along its dimension `d`, without those that the slice leaves out;
+    `None` where these are every other one, or more than the taps reach beyond the input."""
+    left, right = op.padding[d][0] + like.start, op.padding[d][1] + length - like.stop
+    padding = (*op.padding[:d], (left, right), *op.padding[d + 1 :])
+    return replace(op, padding=padding) if like.step == 1 and max(left, right) <= reach else None
+
+
 def _refuse_conv(m: Match) -> str | None:
-    op, dim = m["x"].op, _slice(m).dim
-    assert isinstance(op, Conv)
-    if op.transposed or dim < 2:
+    if _slice(m).dim < 2:
         return "it is cut along no dimension of windows"
-    return _refuse_all(m) or ("the input would have to be cut" if _cut(m) is None else None)
+    if reason := _refuse_all(m):
+        return reason
+    if _cut(m) is not None:
+        return None
+    return "the input would have to be cut"
 
 
 @rule(
-    "slice(conv(x, w)) = conv_padded_less(x, w)",
+    "slice(conv(x, w)) = conv_padded_otherwise(x, w)",
     pattern=op("slice", Slice, of=(op("x", Conv),)),
     condition=_refuse_conv,
     exactness="reassociates",
@@ -211,7 +223,8 @@ def slice_of_conv(m: Match) -> Node:
     """conv(x, w)[..., a:b:t] -> conv(x, w) of t times the stride, whose windows begin a later and end with b.
 
     x (N, C, *), w (O, C/groups, *k).  A causal convolution is padded on both sides and cut behind; what is cut off are
-    the windows that reach into the padding.  Class reassociates.
+    the windows that reach into the padding.  Of a transposed one, t = 1, what is cut off is padding that it was not
+    given.  Class reassociates.
     """
     conv, op = m["x"], _cut(m)
     assert op is not None

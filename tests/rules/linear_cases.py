@@ -75,7 +75,6 @@ def convs(draw: Draw, transposed: bool = False, groups: tuple[int, ...] = (1, 1,
     left, right = each(0, 2), each(0, 2)
     extra: tuple[int, ...] = ()
     if transposed:
-        right = left
         extra = tuple(draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
         lengths = [1 + r // 2 for r in room]
         weight = inp(channels, out // g, *kernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from harness import B, RuleSpec, inp
@@ -143,6 +144,24 @@ def convolutions(draw: Draw) -> Node:
     return cut(y, d + 2, start, stop, step)
 
 
+@st.composite
+def transposed_convolutions(draw: Draw) -> Node:
+    """Cropped by no more than the taps reach beyond the input."""
+    kernel, stride, dilation = (draw(st.integers(1, 3)) for _ in range(3))
+    reach, extra = dilation * (kernel - 1), draw(st.integers(0, max(stride, dilation) - 1))
+    left = draw(st.integers(0, reach))
+    options = {"stride": (stride, 1), "dilation": (dilation, 1), "padding": ((left, left), (0, 1)), "groups": 2}
+    x, w = inp(B, 4, draw(st.integers(3, 5)), 3), inp(4, 2, kernel, 2)
+    y = conv(x, w, inp(4) if draw(st.booleans()) else None, transposed=True, extra=0, **options)
+    assert isinstance(y.op, ops.Conv)
+    y = make(replace(y.op, output_padding=(extra, 0)), *y.args)
+    count = y.shape[2]
+    assert isinstance(count, int)
+    start, end = draw(st.integers(0, reach - left)), draw(st.integers(0, reach - left))
+    assume(start + end > 0 and start + end < count)
+    return cut(y, 2, start, count - end)
+
+
 UNKNOWN = "nothing is left out, or it is not known how much"
 BARE = "nothing that computes row by row lies below"
 JOINED = "it is cut along what a row joins"
@@ -193,10 +212,15 @@ SPECS = [
     RuleSpec(
         rules.slice_of_conv,
         lambda: cut(conv(inp(B, 2, 5), inp(3, 2, 3), inp(3), padding=2), 2, 0, 5),
-        convolutions(),
+        st.one_of(convolutions(), transposed_convolutions()),
         {
             f"{WINDOWS} # channels": lambda: cut(conv(inp(B, 2, 5), inp(3, 2, 3)), 1),
-            f"{WINDOWS} # transposed": lambda: cut(conv(inp(B, 2, 5), inp(2, 3, 3), transposed=True), 2),
+            "the input would have to be cut # transposed": lambda: cut(
+                conv(inp(B, 2, 5), inp(2, 3, 3), transposed=True), 2, 3, 7
+            ),
+            "the input would have to be cut # every other position": lambda: cut(
+                conv(inp(B, 2, 5), inp(2, 3, 3), transposed=True), 2, 0, 7, 2
+            ),
             "the input would have to be cut": lambda: cut(conv(inp(B, 2, 5), inp(3, 2, 3)), 2, 1, 3),
             "the input would have to be cut # behind": lambda: cut(
                 conv(inp(B, 2, 5), inp(3, 2, 3), padding=1), 2, 0, 3

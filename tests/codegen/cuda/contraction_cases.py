@@ -107,6 +107,7 @@ class Case:
     channels_last: bool = False
     softmax: str = ""  # or "log_softmax", or what else is `AMONG` channels
     pool_first: bool = False  # ahead of that
+    cropped: tuple[tuple[int, int], ...] = ()  # so many positions of a transposed convolution, on both sides
 
     @property
     def n(self) -> int:
@@ -167,6 +168,8 @@ class Model(nn.Module):
 
     def before_fold(self, x: Tensor) -> Tensor:
         c, y = self.case, self.conv(x)
+        for d, (left, right) in enumerate(c.cropped, start=2):
+            y = y.narrow(d, left, y.shape[d] - left - right)
         for name in c.before:
             y = STEPS[name](y, self.p, self.q)
         if c.pool and c.pool_first:
@@ -244,14 +247,15 @@ class Found:
 
 
 _SLIDES_FIRST = "avg_pool(conv(x, w)) = conv_strided(box(x), w)"
+_CROPS = "slice(conv(x, w)) = conv_padded_otherwise(x, w)"
 
 
 def find(case: Case, boxed: bool = False) -> Found | str:
     """The group of a case, or why it is none; `boxed` moves an average pool before its convolution."""
     model = Model(case)
     graph = capture(model, (case.example(),), {}).graph
-    if boxed:
-        rules = [rule for rule in RULES if rule.name == _SLIDES_FIRST]
+    if boxed or case.cropped:
+        rules = [rule for rule in RULES if rule.name == (_CROPS if case.cropped else _SLIDES_FIRST)]
         graph = rewrite(graph, rules, lambda node: Work(0, 0, 0, 0), mode="always").graph
     group = contraction.match(graph.outputs[0], graph.users())
     if isinstance(group, str):
@@ -315,7 +319,7 @@ def draw(rng: random.Random) -> Case:
     dims = rng.choice(("", "", "c", "p", "cp"))
     kind = rng.choice(("sum", "mean", "max", "min", "logsumexp")) if dims else ""
     dtype = rng.choice((torch.float32,) * 5 + (torch.float64, torch.bfloat16, torch.float16))
-    return replace(
+    case = replace(
         case,
         fold=kind,
         fold_dims=dims,
@@ -325,6 +329,22 @@ def draw(rng: random.Random) -> Case:
         tf32=rng.random() < 0.5,
         channels_last=n > 1 and rng.random() < 0.4,
     )
+    return _cropped(case, rng) if transposed and rng.random() < 0.3 else case
+
+
+def _cropped(case: Case, rng: random.Random) -> Case:
+    """Without some positions at both ends, where that leaves what windows there were."""
+    assert not isinstance(case.padding, str)
+    free = [d * (k - 1) - p for d, k, p in zip(case.dilation, case.kernel, case.padding, strict=True)]
+    cropped = tuple((rng.randint(0, max(0, n)), rng.randint(0, max(0, n))) for n in free)
+    lengths = [
+        (length - 1) * s - 2 * p + d * (k - 1) + 1 - sum(crop)
+        for length, s, p, d, k, crop in zip(
+            case.sizes, case.stride, case.padding, case.dilation, case.kernel, cropped, strict=True
+        )
+    ]
+    fits = all(length >= w for length, w in zip(lengths, case.window or (1,) * case.n, strict=True))
+    return replace(case, cropped=cropped) if fits else case
 
 
 def _pooled(case: Case, rng: random.Random) -> Case:

@@ -92,6 +92,20 @@ CASES = {
     ),
     "logsumexp in bfloat16": Case((9, 16), 8, 24, dtype=BF16, after=(), fold="logsumexp", fold_dims="c"),
     "transposed": Case((5, 9), 6, 24, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",), tf32=False),
+    "transposed, cropped": Case(
+        (5, 9),
+        6,
+        24,
+        (4, 3),
+        (2, 1),
+        (1, 0),
+        transposed=True,
+        before=("relu",),
+        fold="sum",
+        fold_dims="p",
+        cropped=((0, 2), (1, 0)),
+        tf32=False,
+    ),
     "transposed, fewer taps than strides": Case(
         (4, 5), 9, 5, (1, 2), (3, 2), (0, 0), (1, 1), 2, True, (2, 1), before=("where",), fold="sum", fold_dims="p"
     ),
