@@ -183,7 +183,7 @@ def _cut(m: Match) -> Conv | None:
     if not (isinstance(length, int) and isinstance(count, int) and isinstance(kernel, int)):
         return None
     if op.transposed:
-        return _cropped(op, d, like, conv.shape[like.dim], op.dilation[d] * (kernel - 1))  # type: ignore[arg-type]
+        return _cropped(op, d, like, conv.shape[like.dim], op.dilation[d] * (kernel - 1))
     left = op.padding[d][0] - like.start * op.stride[d]
     stride = op.stride[d] * like.step
     reach = (count - 1) * stride + op.dilation[d] * (kernel - 1) + 1
