@@ -390,6 +390,7 @@ def draw_boxed(rng: random.Random) -> Case:
         dilation=dilation,
         transposed=False,
         output_padding=(),
+        cropped=(),
         channels_last=False,
         before=(),
         pool="avg",
