@@ -1,72 +1,40 @@
 """Transposed convolutions that leave gaps: positions that no tap writes to, which hold the bias alone.
 
-Position o of y[o] = b + sum_{c,u} x[c,p] * w[c,u] with o = s*p + d*u - left is a gap where no p and u lead to it.
-Where there is one tap, or d is a multiple of s, every tap leads to the same positions modulo s: s - 1 of s are gaps,
-and the others are those of the convolution of stride 1 and dilation d/s, in order.
+    max(f(conv_transpose_s(x, w) + b)) = max(f(b), max'(f(conv_transpose_1(x, w) + b)))
+
+What is made of each position's channels alone is the same at all gaps, and is computed once (`gap_positions`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import log, prod
 
-from fusewright.ir.build import pointwise, reshape
+import torch
+
+from fusewright.ir.build import pointwise, range_sum, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Conv, Pool, Reduce
-from fusewright.rules.linear import reduced_dims
+from fusewright.ir.ops import Cat, Expand, Pool, RangeSum, Reduce, Slice, Slot
+from fusewright.ir.slots import solve
+from fusewright.ir.types import Size
+from fusewright.rules.gap_positions import Dense, Dims, Made, along_dim, made_of, without_gaps
+from fusewright.rules.linear import reduced_dims, slots_along
 from fusewright.rules.rule import Match, Rule, op, rule
 
 _CHOICE = {"max": "maximum", "min": "minimum"}
 
 
-@dataclass(frozen=True)
-class _Dense:
-    """One dimension without its gaps: what position i of it was is position first + i * stride.
-
-    padding, dilation, output_padding   of the convolution of stride 1 that computes `length` positions; where the last
-                                        is negative, it is cropped behind by so many more
-    kernel, step, before                the window, its stride and its padding, in such positions
-    kept                                positions that some window reads are the first so many
-    covered                             whether every window has a gap besides
-    """
-
-    first: int
-    stride: int
-    length: int
-    padding: int
-    dilation: int
-    output_padding: int
-    kernel: int = 0
-    step: int = 1
-    before: int = 0
-    kept: int = 0
-    covered: bool = False
+# -- the greatest and the least
 
 
-def _without_gaps(conv: Node, d: int) -> _Dense | None:
-    """Dimension `d` of a transposed convolution without its gaps; `None` where they are none, or irregular."""
-    op, i, taps, length = conv.op, d - 2, conv.arg(1).shape[d], conv.arg(0).shape[d]
-    assert isinstance(op, Conv) and isinstance(taps, int)
-    stride, dilation, left = op.stride[i], op.dilation[i], op.padding[i][0]
-    if stride == 1 or (taps > 1 and dilation % stride) or not isinstance(length, int):
-        return None
-    out = conv.shape[d]
-    assert isinstance(out, int)
-    apart = dilation // stride if taps > 1 else 1
-    low, high = -(-left // stride), (out - 1 + left) // stride
-    extra = high - low + 1 - (length + apart * (taps - 1) - 2 * low)
-    if out < 1 or high < low or extra >= apart:
-        return None
-    return _Dense(stride * low - left, stride, high - low + 1, low, apart, extra)
-
-
-def _windowed(root: Node, d: int, dense: _Dense) -> _Dense | None:
+def _windowed(root: Node, d: int, dense: Dense) -> Dense | None:
     """`dense` with the windows of `root` along it; `None` where those are not alike without the gaps."""
     op, length = root.op, root.arg(0).shape[d]
     if isinstance(op, Reduce):
-        return replace(dense, kept=dense.length, covered=dense.length < length)
+        return dense
     assert isinstance(op, Pool) and isinstance(length, int)
     i = d - (root.ndim - len(op.kernel))
-    if op.stride[i] % dense.stride or op.dilation[i] != 1:
+    if op.stride[i] % dense.stride or op.dilation[i] != 1 or dense.run > 1:
         return None
     before = (op.padding[i] + dense.first) // dense.stride
     kernel = (op.kernel[i] - 1 - op.padding[i] - dense.first) // dense.stride + before + 1
@@ -94,21 +62,20 @@ def _inside(start: int, count: int, length: int) -> int:
     return min(start + count, length) - max(start, 0)
 
 
-def _dense_dims(m: Match) -> dict[int, _Dense]:
+def _dense_dims(root: Node, made: Made) -> Dims:
     """The reduced dimensions along which gaps can be left out."""
-    root, conv = m["root"], m["conv"]
-    found = {d: _without_gaps(conv, d) for d in reduced_dims(root) if d >= 2}
+    found = {d: along_dim(made.conv, d) for d in reduced_dims(root) if d in made.free}
     fitting = {d: _windowed(root, d, dense) for d, dense in found.items() if dense is not None}
     return {d: dense for d, dense in fitting.items() if dense is not None}
 
 
-def _refuse_gaps(m: Match) -> str | None:
-    root, conv = m["root"], m["conv"]
-    if not conv.op.transposed:  # type: ignore[attr-defined]
-        return "the convolution is not transposed"
+def _refuse_extreme(m: Match) -> str | None:
+    root, made = m["root"], made_of(m["root"].arg(0))
+    if made is None:
+        return "what is reduced is not made of a transposed convolution, position by position"
     if isinstance(root.op, Pool) and reduced_dims(root)[0] < 2:
         return "the windows span channels"
-    dense = _dense_dims(m)
+    dense = _dense_dims(root, made)
     if not dense:
         return "no reduced dimension has gaps at which its windows are alike"
     return None if any(d.covered for d in dense.values()) else "a window holds no gap"
@@ -119,37 +86,33 @@ def _is_extreme(node: Node) -> bool:
 
 
 @rule(
-    "max(conv_transpose_s(x, w) + b) = max(b, max'(conv_transpose_1(x, w) + b))",
-    pattern=op("root", Pool, Reduce, of=(op("conv", Conv),), where=_is_extreme),
-    condition=_refuse_gaps,
+    "max(f(conv_transpose_s(x, w) + b)) = max(f(b), max'(f(conv_transpose_1(x, w) + b)))",
+    pattern=op("root", Pool, Reduce, where=_is_extreme),
+    condition=_refuse_extreme,
     exactness="reassociates",
 )
 def extreme_beside_gaps(m: Match) -> Node:
-    """max over windows of a transposed convolution with gaps -> max(b, max over its other positions); likewise min.
+    """max over windows of a transposed convolution with gaps -> max(b, max over its other positions); likewise min, and
+    of what is made of its positions one by one.
 
     x (N, C, *L), w (C, O/g, *K), stride s and dilation d: along dimensions with one tap, or where s divides d, the
     positions between are left out; windows that advance by a multiple of s hold the same share of them, and each holds
     a gap.  Class reassociates: another kernel's order.
     """
-    dense = _dense_dims(m)
-    return _beside_gaps(m["root"], make(_over_others(m["root"], dense), _others(m["conv"], dense)), m["conv"])
+    root = m["root"]
+    made = made_of(root.arg(0))
+    assert made is not None
+    dense = _dense_dims(root, made)
+    op = root.op
+    assert isinstance(op, Pool | Reduce)
+    others = make(_over_others(root, dense), made.of(without_gaps(made.conv, dense)))
+    if not made.nodes and made.conv.args[2] is None:
+        return pointwise("clamp_min" if op.kind == "max" else "clamp_max", others, params=(0.0,))
+    gaps = made.of_gaps()
+    return pointwise(_CHOICE[op.kind], others, gaps if isinstance(op, Pool) else make(op, gaps))
 
 
-def _others(conv: Node, dense: dict[int, _Dense]) -> Node:
-    """The convolution without its gaps along the dimensions of `dense`, and of what is left what windows read."""
-    x, w, bias = conv.args
-    assert isinstance(conv.op, Conv) and x is not None and w is not None
-    stride, padding = list(conv.op.stride), list(conv.op.padding)
-    dilation, extra = list(conv.op.dilation), list(conv.op.output_padding)
-    for d, along in dense.items():
-        less = along.length - along.kept - along.output_padding  # than what it has, of which windows read the first
-        stride[d - 2], padding[d - 2] = 1, (along.padding, along.padding + max(0, less))
-        dilation[d - 2], extra[d - 2] = along.dilation, max(0, -less)
-    op = Conv(tuple(stride), tuple(padding), tuple(dilation), conv.op.groups, True, tuple(extra))
-    return make(op, x, w, bias)
-
-
-def _over_others(root: Node, dense: dict[int, _Dense]) -> Pool | Reduce:
+def _over_others(root: Node, dense: Dims) -> Pool | Reduce:
     """The reduction of `root` over the positions that are left."""
     op = root.op
     if isinstance(op, Reduce):
@@ -162,14 +125,185 @@ def _over_others(root: Node, dense: dict[int, _Dense]) -> Pool | Reduce:
     return replace(op, kernel=tuple(kernel), stride=tuple(stride), padding=tuple(padding))
 
 
-def _beside_gaps(root: Node, others: Node, conv: Node) -> Node:
-    """The max or min of `others` and of the gaps: of the bias, or of zero."""
-    op, bias = root.op, conv.args[2]
-    assert isinstance(op, Pool | Reduce)
-    if bias is None:
-        return pointwise("clamp_min" if op.kind == "max" else "clamp_max", others, params=(0.0,))
-    gaps = reshape(bias, (1, bias.shape[0], *(1,) * (conv.ndim - 2)))
-    return pointwise(_CHOICE[op.kind], others, gaps if isinstance(op, Pool) else make(op, gaps))
+# -- sums
 
 
-RULES: tuple[Rule, ...] = (extreme_beside_gaps,)
+_Table = dict[int, tuple[Slot, ...]]
+
+
+def _slots(root: Node) -> _Table:
+    """The slots of window sums or averages."""
+    return {d: slots_along(root, d) for d in reduced_dims(root)}
+
+
+def _slots_left(table: _Table, dense: Dims) -> _Table:
+    """The same over the positions that are left."""
+    solved = {
+        d: tuple(solve(along.stride, along.first, s, along.length) for s in table[d]) for d, along in dense.items()
+    }
+    return {**table, **solved}
+
+
+def _alike(slots: tuple[Slot, ...]) -> float | None:
+    """What a constant is multiplied by in each slot, if that is the same in all."""
+    found = {s.count * s.scale for s in slots}
+    return found.pop() if len(found) == 1 else None
+
+
+def _refuse_sum(m: Match) -> str | None:
+    root, made = m["root"], made_of(m["root"].arg(0))
+    if made is None or not made.nodes:
+        return "what is summed is no function of a transposed convolution, position by position"
+    if root.dtype not in (torch.float32, torch.float64):
+        return "parts of the sum would be rounded"
+    if 0 in reduced_dims(root) or not all(isinstance(made.root.shape[d], int) for d in reduced_dims(root)):
+        return "it is not known how much is summed"
+    dense = _dense_of_sum(root, made)
+    if not dense:
+        return "no reduced dimension has gaps of which its windows hold alike shares"
+    if isinstance(root.op, Reduce):
+        return None
+    table = _slots(root)
+    if not made.free.issuperset(table):
+        return "what is summed has another operand of each position"
+    padded = isinstance(root.op, Pool) and (any(root.op.padding) or root.op.divisor is not None)
+    return None if all(_alike(slots) for slots in table.values()) and not padded else "windows are not alike"
+
+
+def _dense_of_sum(root: Node, made: Made) -> Dims:
+    """The reduced dimensions that have gaps, with as many positions as some window reads."""
+    found = {d: along_dim(made.conv, d) for d in reduced_dims(root) if d in made.free}
+    dense = {d: along for d, along in found.items() if along is not None and along.covered}
+    if isinstance(root.op, Reduce):
+        return dense
+    if isinstance(root.op, Pool):
+        windowed = {d: _windowed(root, d, along) for d, along in dense.items()}
+        dense = {d: along for d, along in windowed.items() if along is not None and not along.before}
+        left = _slots_left(_slots(root), dense)
+        return {d: along for d, along in dense.items() if _alike(left[d])}
+    dense = {d: along for d, along in dense.items() if along.run == 1}
+    left = _slots_left(_slots(root), dense)
+    return {d: replace(along, kept=max(s.end for s in left[d])) for d, along in dense.items() if _alike(left[d])}
+
+
+def _is_sum(node: Node) -> bool:
+    return isinstance(node.op, RangeSum) or getattr(node.op, "kind", "") in ("sum", "mean", "logsumexp", "avg")
+
+
+@rule(
+    "sum(f(conv_transpose_s(x, w) + b)) = sum'(f(conv_transpose_1(x, w) + b)) + n f(b)",
+    pattern=op("root", Pool, RangeSum, Reduce, where=_is_sum),
+    condition=_refuse_sum,
+    exactness="reassociates",
+)
+def sum_beside_gaps(m: Match) -> Node:
+    """A sum over positions of a function of a transposed convolution with gaps -> that over its other positions, and
+    the function of the bias as often as there are gaps; likewise means, logsumexp, and window sums.
+
+    x (N, C, *L), w (C, O/g, *K); windows that hold alike shares of the gaps.  Class reassociates.
+    """
+    root, made = m["root"], made_of(m["root"].arg(0))
+    assert made is not None
+    dense = _dense_of_sum(root, made)
+    others, gaps = made.of(without_gaps(made.conv, dense)), made.of_gaps()
+    if not isinstance(root.op, Reduce):
+        return _windows(root, others, gaps, dense)
+    count, few = (prod(n.shape[d] for d in root.op.dims) for n in (made.root, others))
+    return _total(root.op, others, gaps, count, few)
+
+
+def _windows(root: Node, others: Node, gaps: Node, dense: Dims) -> Node:
+    """The windows of `root`, over `others` along the dimensions of `dense`, where all else is what is at `gaps`."""
+    table = _slots(root)
+    left = _slots_left(table, dense)
+    whole, share = (prod(_alike(slots) or 0.0 for slots in t.values()) for t in (table, left))
+    if isinstance(root.op, Pool):
+        summed = pointwise("mul", make(_over_others(root, dense), others), share)
+    else:
+        summed = range_sum(others, left, root.dtype)
+    return pointwise("add", summed, pointwise("mul", gaps, whole - share))
+
+
+def _total(op: Reduce, others: Node, gaps: Node, count: int, few: int) -> Node:
+    """The reduction of `count` positions, of which `few` are `others`, all else what is at `gaps`."""
+    if op.kind == "logsumexp":
+        own = prod(gaps.shape[d] for d in op.dims)
+        return pointwise("logaddexp", make(op, others), pointwise("add", make(op, gaps), log((count - few) / own)))
+    mean = make(replace(op, kind="mean"), gaps)
+    if op.kind == "sum":
+        return pointwise("add", make(op, others), pointwise("mul", mean, float(count - few)))
+    shares = (make(op, others), few / count), (mean, (count - few) / count)
+    return pointwise("add", *(pointwise("mul", part, share) for part, share in shares))
+
+
+# -- positions that stay
+
+
+def _refuse_between(m: Match) -> str | None:
+    made = _made_by_channels(m["root"])
+    if made is None:
+        return "what is reduced is no function of a transposed convolution, position by position"
+    return None if _gaps_of(made) else "no dimension has gaps"
+
+
+def _made_by_channels(root: Node) -> Made | None:
+    """How a reduction over channels is made, its dimension kept."""
+    assert isinstance(root.op, Reduce)
+    return made_of(make(replace(root.op, keepdim=True), *root.args))
+
+
+def _gaps_of(made: Made) -> Dims:
+    """The dimensions that have gaps at which all is the same."""
+    found = {d: along_dim(made.conv, d) for d in made.free}
+    return {d: dense for d, dense in found.items() if dense is not None and dense.covered}
+
+
+@rule(
+    "max_c(f(conv_transpose_s(x, w) + b)) = interleave(max_c(f(conv_transpose_1(x, w) + b)), max_c(f(b)))",
+    pattern=op("root", Reduce, where=lambda node: getattr(node.op, "dims", ()) == (1,)),
+    condition=_refuse_between,
+    exactness="reassociates",
+)
+def channels_between_gaps(m: Match) -> Node:
+    """A reduction over channels of a function of a transposed convolution with gaps -> that of its other positions,
+    with that of the bias between.
+
+    x (N, C, *L), w (C, O/g, *K) -> (N, 1, *M) or (N, *M).  Class reassociates: another kernel's order.
+    """
+    made = _made_by_channels(m["root"])
+    assert made is not None
+    dense = _gaps_of(made)
+    y, gaps = made.of(without_gaps(made.conv, dense)), made.of_gaps()
+    for d, along in sorted(dense.items()):
+        y = _interleaved(y, gaps, d, along, made.root.shape[d])
+    return reshape(y, m["root"].shape)
+
+
+def _interleaved(y: Node, gaps: Node, d: int, along: Dense, length: int) -> Node:
+    """y (.., n, ..) along `d` as (.., length, ..), with `gaps` between its runs, ahead of them and behind."""
+    run, ahead, between = along.run, along.first, along.stride - along.run - along.first
+    blocks, others = y.shape[d] // run - 1, y.shape[d + 1 :]  # but for the last one, which may be shorter
+
+    def several(shape: tuple[Size, ...]) -> list[Node]:
+        missing = len(shape) - gaps.ndim
+        one = reshape(gaps, (*gaps.shape[: d + 1], *(1,) * missing, *gaps.shape[d + 1 :]))
+        return [make(Expand(shape), one)] if 0 not in shape else []
+
+    def around(x: Node, at: int, behind: int) -> list[Node]:
+        lead, rest = x.shape[:at], x.shape[at + 1 :]
+        return [*several((*lead, ahead, *rest)), x, *several((*lead, behind, *rest))]
+
+    first = []
+    if blocks:
+        own = make(Slice(d, 0, blocks * run), y)
+        own = reshape(own, (*y.shape[:d], blocks, run, *others))
+        first = [reshape(_joined(around(own, d + 1, between), d + 1), (*y.shape[:d], blocks * along.stride, *others))]
+    last = make(Slice(d, blocks * run, (blocks + 1) * run), y) if blocks else y
+    return _joined([*first, *around(last, d, length - blocks * along.stride - ahead - run)], d)
+
+
+def _joined(parts: list[Node], d: int) -> Node:
+    return make(Cat(d), *parts) if len(parts) > 1 else parts[0]
+
+
+RULES: tuple[Rule, ...] = (extreme_beside_gaps, sum_beside_gaps, channels_between_gaps)

@@ -124,7 +124,8 @@ def _single_tap(random: Random, x: Tensor) -> nn.Module:
 
 
 def _with_gaps(random: Random, x: Tensor) -> nn.Module:
-    """A transposed convolution whose taps are a multiple of its stride apart, and a max over all that lies between."""
+    """A transposed convolution whose taps are a multiple of its stride apart, and a max over all that lies between, or
+    over channels."""
     kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     stride = random.randint(2, 3)
     conv = kinds[x.ndim - 3](
@@ -141,6 +142,8 @@ def _with_gaps(random: Random, x: Tensor) -> nn.Module:
     kernel = random.randint(2, 4)
     if length < kernel:
         return conv
+    if Random(str(conv)).random() < 0.3:  # drawn from what has been drawn, so that others are the same as before
+        return nn.Sequential(conv, nn.SiLU(), Apply("amax(1)", lambda y: y.amax(1, keepdim=True)))
     return nn.Sequential(conv, pools[x.ndim - 3](kernel, stride * random.randint(1, 2), random.randint(0, kernel // 2)))
 
 
