@@ -244,7 +244,7 @@ def keeps_rows(n: Normalization) -> bool:
 def parse_large(
     root: Node, users: Users, parse: Callable[[Node, Users], Normalization | str] = parse
 ) -> Normalization | str:
-    """The same where a sample is much for one block, as far as it is known, or would be copied, or looked up, for it."""
+    """The same where a sample is much for one block, as far as is known, or would be copied, or looked up, for it."""
     found = parse(root, users)
     if isinstance(found, str) or (_product(found.norm.shape[1:]) or LARGE) >= LARGE:
         return found
