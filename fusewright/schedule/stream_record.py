@@ -212,4 +212,4 @@ def is_index(node: Node) -> bool:
 
 def picks_each(r: Read) -> bool:
     """Whether each of several neighbours is read at an index of its own."""
-    return r.indices is not None and bool(r.axes) and r.axes[-1] in r.indices.axes
+    return r.indices is not None and bool(r.along) and r.along[-1] in r.indices.axes
