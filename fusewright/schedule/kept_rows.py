@@ -5,8 +5,8 @@
 
 A row is what the reductions join: the last dimensions, or a *column* along another one.  Every value is an element of
 rows or one number of each.  Pointwise operations are computed again wherever they are asked for, so that nothing is
-kept but what is read from memory; `passes` over that give one number each, and a last one the results, elements or
-numbers: all that is made of the same rows and read by others.
+kept but what is read from memory, entries of tables among it; `passes` over that give one number each, and a last one
+the results, elements or numbers: all that is made of the same rows and read by others.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
     log_softmax(x) = x - center - scale,                center = max(x),   scale = log(sum(exp(x - center)))
 
 Statistics are those of *rows*: what one mean is taken over.  Once they are known, normalising is pointwise, so that
-what follows is a stream (`fusewright.schedule.stream`) over x.  Where nothing pools or reduces, a row may be kept while
-its statistics are found.  Rows of a softmax along another dimension than the last lie as columns.
+what follows is a stream (`fusewright.schedule.stream`) over x; all of them read entries of tables as streams do.  Where
+nothing pools or reduces, a row may be kept while its statistics are found.  Rows of a softmax along another dimension
+than the last lie as columns.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def parse_moving(root: Node, users: Users) -> Normalization | str:
 def _from_before_moves(n: Normalization, root: Node, users: Users) -> Normalization:
     """The same that reads what nobody else does from before it was moved, if a team of threads can keep rows that lie
     like that."""
-    if not keeps_rows(n) or n.split > 1 or n.behind.before is None or n.looks_up:
+    if not keeps_rows(n) or n.split > 1 or n.behind.before is None:
         return n
     chain = {n.norm, *(m for m in (*_through(root, n.norm), *_through(n.norm.arg(0))) if isinstance(m.op, STAGES))}
     moved: dict[Node, Rearrangement] = {}

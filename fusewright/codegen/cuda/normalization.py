@@ -173,6 +173,7 @@ class _Call:
         if self.n.moved:
             symbol, _ = self.length_of_call
             sizes.lengths = [length_of(n, symbol) for n in self.n.norm.shape]
+            sizes.rows = {i: length_of(self.n.behind.tensors[i].shape[0], symbol) for i in sizes.rows}
         return sizes
 
     @property

@@ -237,3 +237,45 @@ def test_embeddings_that_others_read_are_written_once() -> None:
     model, tokens = Model(lambda m, t: ((x := m.table(t)), m.norm(x)), 32).eval(), torch.randint(11, (5, 9))
     (k,) = as_on_a_gpu(model, tokens).program.kernels
     assert not k.looks_up and k.name == "fused_layernorm"
+
+
+class Beside(nn.Module):
+    """A function of tokens and of images, whose channels are as many as a table is wide."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.table, self.norm, self.function = nn.Embedding(11, 32), nn.LayerNorm(32), function
+
+    def forward(self, tokens: Tensor, x: Tensor) -> Tensor:
+        return self.function(self, tokens, x)
+
+
+MOVED: dict[str, Callable[..., Tensor]] = {
+    "ahead": lambda m, t, x: m.norm(x.permute(0, 2, 1) + m.table(t)),
+    "behind": lambda m, t, x: m.norm(x.permute(0, 2, 1)) * m.table(t),
+    "of samples": lambda m, t, x: m.norm(x.permute(0, 2, 1)) * m.table(t[:, 0]).unsqueeze(1),
+    "rolled": lambda m, t, x: m.norm(x.transpose(1, 2).contiguous().roll(1, 1) + m.table(t)),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_entries_beside_what_is_moved(name: str) -> None:
+    torch.manual_seed(0)
+    model, tokens, x = Beside(MOVED[name]).eval(), torch.randint(11, (5, 9)), torch.randn(5, 32, 9)
+    built = as_on_a_gpu(model, tokens, x)
+    (k,) = (k for k in built.program.kernels if "layernorm" in k.name)
+    assert k.looks_up
+    for size in (5, 2):
+        given = tokens[:size], x[:size]
+        torch.testing.assert_close(emulated(built, model, *given), model(*given))
+
+
+def test_statistics_of_a_batch() -> None:
+    """Both kernels, of statistics and of what they normalise, read the table."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(32)
+    model, tokens = Model(lambda m, t: norm(m.table(t) * 2), 32), torch.randint(11, (300,))
+    want = model(tokens)
+    built = as_on_a_gpu(model, tokens)
+    assert [k.looks_up for k in built.program.kernels] == [True, True]
+    torch.testing.assert_close(emulated(built, model, tokens), want)
