@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fusewright.codegen.cuda.normalization import kernel, options
 from fusewright.ir import ops
 from fusewright.ir.node import Node, make
+from fusewright.runtime import nvrtc
 
 F32 = torch.float32
 
@@ -146,6 +147,15 @@ def test_an_index_of_no_row_is_a_trap(name: str, wrong: int) -> None:
         with pytest.raises(EmulationError, match="__trap") as error:
             emulate(kernel(n, "fused_test", **option), *given.values(), sanitize=True)
         assert "AddressSanitizer" not in str(error.value)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("name", ["positions", "two tables", "softmax of tokens"])
+def test_kept_rows_compile_without_spills(name: str, arch: str) -> None:
+    n = found(CASES[name]())
+    for option in filter(None, options(n)):
+        taken = nvrtc.resources(nvrtc.compile(kernel(n, "fused_test", **option).source, arch)).values()
+        assert all(r.stack == 0 for r in taken), option
 
 
 KEPT: dict[str, Callable[[], Node]] = {
