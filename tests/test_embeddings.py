@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ class Model(nn.Module):
     def __init__(self, function: Callable[..., Tensor], width: int = 24, **options: Any) -> None:
         super().__init__()
         self.table, self.other = nn.Embedding(11, width, **options), nn.Embedding(11, width)
-        self.function = function
+        self.norm, self.function = nn.LayerNorm(width), function
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.function(self, tokens)
@@ -45,6 +45,8 @@ FUNCTIONS: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "two": lambda m, t: (m.table(t) + m.other(t)).mean(1),
     "of all": lambda m, t: m.table(t).mean((1, 2)),
     "not reduced": lambda m, t: m.table(t) * 5 + m.other(torch.arange(t.shape[1])),
+    "normalized": lambda m, t: m.norm(m.table(t) * 5 + m.other(torch.arange(t.shape[1]))),
+    "of unit length": lambda m, t: nn.functional.normalize(m.table(t) * 5 + m.other(torch.arange(t.shape[1])), dim=-1),
     "with positions": lambda m, t: (m.table(t) + m.other(torch.arange(t.shape[1]))).relu().mean(1),
 }
 
@@ -161,3 +163,31 @@ def test_the_benchmark_on_a_large_gpu_by_estimate() -> None:
     (kernel,) = (k for k in built.program.kernels if k.looks_up)
     assert kernel.name == "fused_embedding_mean" and kernel.dtypes == (torch.float32, torch.int64)
     assert built.after.bytes < 0.35 * built.before.bytes
+
+
+@pytest.mark.parametrize("kernels", ["always", "auto"])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("normalized", "fused_layernorm"), ("of unit length", "fused_norm_clamp_min_div")]
+)
+def test_rows_of_embeddings_on_a_cpu(name: str, rows: str, kernels: Literal["always", "auto"]) -> None:
+    """A stream writes what the program of each sample reads."""
+    torch.manual_seed(0)
+    model, tokens = Model(FUNCTIONS[name]), torch.randint(11, (5, 9))
+    better = fusewright.optimize(model, (tokens,), kernels=kernels, measure=False)
+    generated = {c.name for c in fusewright.explain(better).kernels if c.path == "generated"}
+    assert generated == {"fused_embedding_mul_add", rows}
+    with torch.no_grad():
+        torch.testing.assert_close(better(tokens), model(tokens))
+
+
+def test_numbers_of_tokens() -> None:
+    """Of a table that is one wide, neighbours lie at an index each: CPUs have no kernel for that."""
+    torch.manual_seed(0)
+    model, tokens = (
+        Model(lambda m, t: m.table(t).squeeze(-1) * 2 + torch.arange(64.0), width=1),
+        torch.randint(11, (5, 64)),
+    )
+    better = fusewright.optimize(model, (tokens,), kernels="always", measure=False)
+    assert not any(c.path == "generated" for c in fusewright.explain(better).kernels)
+    with torch.no_grad():
+        torch.testing.assert_close(better(tokens), model(tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from fusewright.codegen.stream_sizes import Sizes
 from fusewright.codegen.text import Lines, indent
 from fusewright.ir.node import Node
 from fusewright.kernel import Array, Expression, Kernel
-from fusewright.schedule.stream_record import Role, Stream
+from fusewright.schedule.stream_record import Read, Role, Stream
 
 
 class StreamSections:
@@ -28,7 +29,7 @@ class StreamSections:
         self, s: Stream, name: str, names: dict[Node, str] | None = None, lengths: list[Expression] | None = None
     ) -> None:
         self.s, self.name = s, name
-        self.names = _names(s) if names is None else names
+        self.names = names_of(s.tensors, s.reads) if names is None else names
         self.sizes = Sizes(s)
         self.sizes.lengths = self.sizes.lengths if lengths is None else lengths
         roles: tuple[Role, ...] = ("kept", "first", "second")
@@ -73,7 +74,7 @@ class StreamSections:
     def lengths(self) -> list[Expression]:
         """What these are."""
         pooled = (self.sizes.lengths[self.s.axes[a].dims[0]] for a in self.pooled)
-        return [*(self.sizes.product([a]) for a in self.all), *pooled, *(f"v{i}" for i in self.s.weights)]
+        return [*(self.sizes.product([a]) for a in self.all), *pooled, *self.sizes.rows.values()]
 
     def data(self) -> Lines:
         """The struct of what a call passes."""
@@ -110,12 +111,12 @@ class StreamSections:
         )
 
 
-def _names(s: Stream) -> dict[Node, str]:
-    """What the tensors are called: the first one x, unless it is an embedding's."""
-    names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
-    for r in s.reads:
+def names_of(tensors: Sequence[Node], reads: Iterable[Read]) -> dict[Node, str]:
+    """What tensors are called that are read so: the first one x, unless it is an embedding's."""
+    names = {t: f"p{i}" if i else "x" for i, t in enumerate(tensors)}
+    for r in reads:
         if r.indices is not None:
             if not r.indices.computed:
-                names[r.indices.tensor] = f"indices{s.tensors.index(r.indices.tensor)}"
-            names[r.tensor] = names[r.tensor] if r.at else f"weight{s.tensors.index(r.tensor)}"
+                names[r.indices.tensor] = f"indices{tensors.index(r.indices.tensor)}"
+            names[r.tensor] = names[r.tensor] if r.at else f"weight{tensors.index(r.tensor)}"
     return names

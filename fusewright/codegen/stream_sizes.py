@@ -22,11 +22,13 @@ def hint(size: Size, batch: int = FEW) -> int:
 
 
 class Sizes:
-    """`named` are the numbers of a call (see `Kernel.sizes`), `lengths` the dimensions of the entry."""
+    """`named` are the numbers of a call (see `Kernel.sizes`), `lengths` the dimensions of the entry, `rows` how many
+    rows weights have, by the place of each among the tensors."""
 
     def __init__(self, s: Stream) -> None:
         self.s = s
         self.named, self.lengths = self._named()
+        self.rows: dict[int, Expression] = {i: f"v{i}" for i in s.weights}
 
     def _named(self) -> tuple[tuple[tuple[str, int, int], ...], list[Expression]]:
         """Named numbers of a call, and the length of every dimension of `entry`."""
@@ -53,7 +55,7 @@ class Sizes:
         for w in read.within:
             shape[w.dim] = str(w.length)
         if read.indices is not None:
-            shape[read.at] = f"v{self.s.tensors.index(tensor)}"
+            shape[read.at] = self.rows[self.s.tensors.index(tensor)]
         return tuple(shape)
 
     def length(self, d: int) -> Expression:

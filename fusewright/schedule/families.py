@@ -199,11 +199,11 @@ FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.may_end),
     Family("product", product.match, lambda p: p.tensors, ops.Matmul),
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum, _range_split),
-    Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
     Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
     SHARED,
     LARGE_MOVING,
     KEPT_ROWS,
+    Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),  # those that no rows are made of
     Family("scan", scan.parse, lambda s: s.tensors, ops.Scan),
     SAMPLES_APART,
     SHORT_ROWS,

@@ -5,8 +5,8 @@
 
 A row is what the reductions join: the last dimensions, or a *column* along another one.  Every value is an element of
 rows or one number of each.  Pointwise operations are computed again wherever they are asked for, so that nothing is
-kept but what is read from memory; `passes` over that give one number each, and a last one the results, elements or
-numbers: all that is made of the same rows and read by others.
+kept but what is read from memory, entries of tables among it; `passes` over that give one number each, and a last one
+the results, elements or numbers: all that is made of the same rows and read by others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fusewright.schedule.chain import MEMORY, POINTWISE, Users, depends_on, take
 from fusewright.schedule.kept_rows_record import SHARED, KeptRows, Pass, Replaced, Result, is_known, ways_apart
 from fusewright.schedule.logarithms import in_passes
 from fusewright.schedule.partial import Split
-from fusewright.schedule.stream_record import Read, Stream, Tree, is_index
+from fusewright.schedule.stream_record import Read, Stream, Tree, is_index, read_alone
 
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin", "logsumexp")
 
@@ -303,6 +303,7 @@ class _Rows:
         )
         if any(self._is_read_otherwise(n, order) for n in order):
             return "a number of a row is read along other dimensions"
+        picked = {n for n in leaves if sum(m.inputs.count(n) for m in order) == self.users[n]}
         spelled, order = in_passes(order)
         reductions = [n for n in order if isinstance(n.op, ops.Reduce)]
         mapping: dict[Node, Node] = {}
@@ -329,12 +330,13 @@ class _Rows:
         wrong = next((root for root in roots if root.dtype not in MEMORY), None)
         if problem or wrong is not None:
             return problem or f"{wrong!r} is no floating-point value"
-        value = passes[0].tree.root
-        within = stream.of_rows(Tree(value, tuple(leaves), None), "sum", self.dims, self.users)  # type: ignore[arg-type]
+        every = Tree(passes[0].tree.root, tuple(leaves), None)
+        users = read_alone(every, picked, self.users)
+        within = stream.of_rows(every, "sum", self.dims, users)  # type: ignore[arg-type]
         if isinstance(within, str):
             return within
         everywhere = tuple(range(len(within.axes)))
-        kept = tuple(r for r in within.reads if r.axes == everywhere)
+        kept = tuple(r for r in within.reads if r.along == everywhere)
         if late and not _fits(kept, length, within):  # what one pass or result reads alone, it may read for itself
             trees = [*(p.tree for p in passes), *(r.tree for r in results)]
             kept = tuple(r for r in kept if sum(r.value in t.leaves for t in trees) > 1)

@@ -92,7 +92,7 @@ class KeptRows:
     def late(self) -> tuple[Node, ...]:
         """What is read as what is kept might be, an element for each of every row, but not kept."""
         everywhere, held = tuple(range(len(self.within.axes))), {r.tensor for r in self.kept}
-        return tuple(r.tensor for r in self.within.reads if r.axes == everywhere and r.tensor not in held)
+        return tuple(r.tensor for r in self.within.reads if r.along == everywhere and r.tensor not in held)
 
     @property
     def roots(self) -> tuple[Node, ...]:

@@ -167,7 +167,7 @@ def of_norm(n: Normalization) -> TurnedNorm | None:
     op, before = n.op, n.behind.before
     if not (isinstance(op, ops.Norm) and op.kind in ("group", "instance")) or before is None or n.also is not None:
         return None
-    if n.behind.window is not None or n.behind.folds or n.moved or n.norm.ndim not in (4, 5):
+    if n.behind.window is not None or n.behind.folds or n.moved or n.looks_up or n.norm.ndim not in (4, 5):
         return None
     x = next((t for t in before.leaves if n.stands.get(t) is n.norm.arg(0)), n.norm.arg(0))
     below = {leaf for leaf in before.leaves if leaf in topological([x])}

@@ -5,8 +5,9 @@
     log_softmax(x) = x - center - scale,                center = max(x),   scale = log(sum(exp(x - center)))
 
 Statistics are those of *rows*: what one mean is taken over.  Once they are known, normalising is pointwise, so that
-what follows is a stream (`fusewright.schedule.stream`) over x.  Where nothing pools or reduces, a row may be kept while
-its statistics are found.  Rows of a softmax along another dimension than the last lie as columns.
+what follows is a stream (`fusewright.schedule.stream`) over x; all of them read entries of tables as streams do.  Where
+nothing pools or reduces, a row may be kept while its statistics are found.  Rows of a softmax along another dimension
+than the last lie as columns.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fusewright.ir.ops import Size
 from fusewright.schedule import rearrangement, stream
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, pointwise_tree
 from fusewright.schedule.rearrangement import Rearrangement, call_length
-from fusewright.schedule.stream_record import Stream, Tree
+from fusewright.schedule.stream_record import Stream, Tree, is_entry, read_alone
 
 # Elements of one sample from which on it is more than one block carries out soon.
 LARGE = 4096
@@ -86,6 +87,11 @@ class Normalization:
     def tensors(self) -> tuple[Node, ...]:
         """What is read from memory, what is as large as x first."""
         return tuple(dict.fromkeys(self.stands[t] for t in self.behind.tensors if t in self.stands))
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether it reads entries of tables."""
+        return bool(self.behind.weights)
 
     @property
     def turn(self) -> Rearrangement | None:
@@ -239,9 +245,11 @@ def keeps_rows(n: Normalization) -> bool:
 def parse_large(
     root: Node, users: Users, parse: Callable[[Node, Users], Normalization | str] = parse
 ) -> Normalization | str:
-    """The same where a sample is much for one block, as far as it is known, or would be copied for it."""
+    """The same where a sample is much for one block, as far as is known, or would be copied, or looked up, for it."""
     found = parse(root, users)
-    if isinstance(found, str) or (_product(found.norm.shape[1:]) or LARGE) >= LARGE or _saves_a_copy(found):
+    if isinstance(found, str) or (_product(found.norm.shape[1:]) or LARGE) >= LARGE:
+        return found
+    if _saves_a_copy(found) or found.looks_up:
         return found
     return f"a block may carry out {root!r}"
 
@@ -338,9 +346,12 @@ class _Parser:
         # Sizes of a call are read off operands, so statistics come last.
         behind = replace(behind, reads=tuple(sorted(behind.reads, key=lambda r: r.tensor in own)))
         self.stands = {t: self.stands.get(t, t) for t in behind.tensors if t not in own}
-        if len(set(self.stands.values())) < len(self.stands) or behind.weights:
+        if len(set(self.stands.values())) < len(self.stands):
             return f"{self.root!r} reads a tensor in two ways"
-        return self._with_rows(behind, users)
+        picked = {r.value for r in behind.reads if r.indices is not None}
+        if picked and (self._split() > 1 or not all(map(is_entry, picked))):
+            return f"{self.root!r} reads at indices what is no entry of rows"
+        return self._with_rows(behind, picked, users)
 
     @property
     def _kind(self) -> str:
@@ -359,8 +370,8 @@ class _Parser:
             if node is not self.norm:
                 mapping[node] = remade(node, [None if a is None else mapping.get(a, a) for a in node.args])
         users |= {new: self.users[old] for old, new in mapping.items() if old in self.users}
-        for node in _through(self.x):  # what the norm reads is in memory, but for pointwise operations
-            if not isinstance(node.op, POINTWISE):
+        for node in _through(self.x):  # what the norm reads is in memory, but for pointwise operations and entries
+            if not isinstance(node.op, POINTWISE) and (self._split() > 1 or not is_entry(node)):
                 users[node] = HELD
         return mapping[self.root], users
 
@@ -401,7 +412,7 @@ class _Parser:
 
     # ---- rows
 
-    def _with_rows(self, behind: Stream, users: Users) -> Normalization | str:
+    def _with_rows(self, behind: Stream, picked: set[Node], users: Users) -> Normalization | str:
         assert behind.before is not None
         split, leaves = self._split(), behind.before.leaves
         seen = {leaf: self._seen(leaf, split) for leaf in leaves}
@@ -418,15 +429,18 @@ class _Parser:
             reduced, kind = Tree(pointwise("square", cast(x, self.wide)), own, None), MEAN
         elif self._kind == "softmax":
             reduced, kind = Tree(cast(x, self.wide), own, None), SHARES
-        sums = stream.of_rows(reduced, kind, dims, users)
+        sums = stream.of_rows(reduced, kind, dims, read_alone(reduced, picked, users))
         if isinstance(sums, str):
             return sums
+        if not {seen.get(t, t) for t in behind.tensors}.issuperset(sums.tensors):
+            return f"{self.norm!r} has no lengths of its own"
         if _product(x.shape[d] for d in dims) == 1 or not dims:
             return f"{self.norm!r} has rows of one element"
         within: Stream | str | None = None
         apart = dims[0] == 0 or (dims[-1] != x.ndim - 1 and self._kind != "softmax")
         if behind.window is None and not behind.folds and not apart:
-            within = stream.of_rows(Tree(value, tuple(seen[n] for n in leaves), None), kind, dims, users)
+            every = Tree(value, tuple(seen[n] for n in leaves), None)
+            within = stream.of_rows(every, kind, dims, read_alone(every, picked, users))
         within = None if isinstance(within, str) else within
         stands = self.stands | {seen[t]: real for t, real in self.stands.items() if t in seen}
         names = {each: name for name, s in self.statistics.items() for each in (s, seen[s])}

@@ -29,12 +29,12 @@ from fusewright.schedule.chain import (
     pointwise_tree,
     taken_in,
 )
-from fusewright.schedule.look_through import look_through
 from fusewright.schedule.stream_axes import Axes
 from fusewright.schedule.stream_record import (
     WHOLE,
     Stream,
     Tree,
+    is_entry,
     nodes,
 )
 
@@ -111,7 +111,7 @@ def _is_of_entries(node: Node) -> bool:
         seen.add(n)
         if isinstance(n.op, POINTWISE):
             stack += [a for a in n.inputs if not isinstance(a.op, ops.Number)]
-        elif not isinstance(look_through(n)[0].op, ops.Embedding):
+        elif not is_entry(n):
             return False
     return not stack
 

@@ -35,7 +35,7 @@ from fusewright.schedule.stream_record import (
     Tree,
     Within,
     is_index,
-    nodes,
+    uses,
     with_indices,
 )
 
@@ -201,9 +201,8 @@ class Axes:
 
     def _alone(self, leaf: Node, entry: Node, tree: Tree) -> bool:
         """Whether nobody but a tree reads a leaf of it, which is a view of `entry`."""
-        uses = sum(n.inputs.count(leaf) for n in nodes(tree)) if leaf is not tree.root else 1
         below = [n for n in topological([leaf], entry.inputs) if n is not leaf]
-        return self.users[leaf] == uses and all(self.users[n] == 1 for n in below)
+        return self.users[leaf] == uses(tree, leaf) and all(self.users[n] == 1 for n in below)
 
     def _viewed(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> Read | None:
         """How a view is read from its tensor; `None` where it lies row by row itself, or where not even that does."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +16,10 @@ from fusewright.ir.node import Node
 from fusewright.schedule import chain
 from fusewright.schedule.chain import (
     Fold,
+    Users,
     Window,
 )
+from fusewright.schedule.look_through import look_through
 
 Role = Literal["kept", "first", "second"]
 Place = Literal["before", "after", "first", "second"]
@@ -101,6 +103,11 @@ class Read:
     step: int = 1
     computed: bool = False
 
+    @property
+    def along(self) -> tuple[int, ...]:
+        """The axes along which what is read differs: of a weight, those of its indices as well."""
+        return self.axes if self.indices is None else tuple(sorted({*self.axes, *self.indices.axes}))
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -173,6 +180,22 @@ def with_indices(reads: Iterable[Read]) -> tuple[Read, ...]:
     return tuple(each for r in reads for each in (r, r.indices) if each is not None and not each.computed)
 
 
+def is_entry(node: Node) -> bool:
+    """Whether a value is an embedding, or a view of one, which may be read where it lies in the table."""
+    return isinstance(look_through(node)[0].op, ops.Embedding)
+
+
+def read_alone(tree: Tree, picked: Container[Node], users: Users) -> Users:
+    """`users` as if a tree alone read what of its leaves is `picked` from tables, and others read the rest as well."""
+    entries = filter(is_entry, tree.leaves)
+    return {**users, **{n: uses(tree, n) + (n not in picked) for n in entries}}
+
+
+def uses(tree: Tree, leaf: Node) -> int:
+    """How often a tree reads a leaf."""
+    return 1 if leaf is tree.root else sum(n.inputs.count(leaf) for n in nodes(tree))
+
+
 def is_inside(r: Read) -> bool:
     """Whether what is read at indices is known to be there: computed ones are known, and none is ignored."""
     assert r.indices is not None
@@ -189,4 +212,4 @@ def is_index(node: Node) -> bool:
 
 def picks_each(r: Read) -> bool:
     """Whether each of several neighbours is read at an index of its own."""
-    return r.indices is not None and bool(r.axes) and r.axes[-1] in r.indices.axes
+    return r.indices is not None and bool(r.along) and r.along[-1] in r.indices.axes

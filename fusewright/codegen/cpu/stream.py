@@ -57,7 +57,7 @@ def fits(s: Stream) -> bool:
     An index is not found where planes lie side by side, nor of halves, which eager rounds, and numbers beside them.
     Neighbours are not read at an index each.
     """
-    if any(picks_each(r) and len(s.axes) - 1 in r.axes for r in s.reads):
+    if any(picks_each(r) and len(s.axes) - 1 in r.along for r in s.reads):
         return False
     if any(fold.op.gives_index for fold, _ in s.folds) and (lane_axis(s) is not None or s.value.dtype in HALVES):
         return False

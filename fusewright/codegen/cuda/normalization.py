@@ -17,7 +17,7 @@ from typing import Any
 import sympy
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
-from fusewright.codegen.cuda import last_order
+from fusewright.codegen.cuda import last_order, stream_text
 from fusewright.codegen.cuda import normalization_text as text
 from fusewright.codegen.cuda.apart import behind_statistics
 from fusewright.codegen.cuda.moved_rows import MovedValues, pitch_of, rows_to_turn
@@ -26,6 +26,7 @@ from fusewright.codegen.cuda.stream import THREADS, Writer, WriterOfSeveral
 from fusewright.codegen.cuda.stream_values import Widths, decode, for_each, tree, widths
 from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.sample_steps import epsilon
+from fusewright.codegen.stream_sections import names_of
 from fusewright.codegen.stream_sizes import Sizes, hint
 from fusewright.codegen.text import Lines, fill
 from fusewright.ir import ops
@@ -164,7 +165,7 @@ class _Call:
 
     @cached_property
     def names(self) -> dict[Node, str]:
-        return {tensor: f"p{i}" if i else "x" for i, tensor in enumerate(self.n.tensors)}
+        return names_of(self.n.tensors, self.n.behind.reads)
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -172,6 +173,7 @@ class _Call:
         if self.n.moved:
             symbol, _ = self.length_of_call
             sizes.lengths = [length_of(n, symbol) for n in self.n.norm.shape]
+            sizes.rows = {i: length_of(self.n.behind.tensors[i].shape[0], symbol) for i in sizes.rows}
         return sizes
 
     @property
@@ -194,6 +196,10 @@ class _Call:
         channels = self.n.norm.shape[1]
         assert isinstance(channels, int)
         return [samples, str(channels // self.n.split), str(self.n.split), *rest[1:]]
+
+    def rows(self, s: Stream) -> dict[int, Expression]:
+        """How many rows tables have that a stream reads, by their places among its tensors."""
+        return {i: self.sizes.rows[self.n.behind.tensors.index(s.tensors[i])] for i in s.weights}
 
     def named(self) -> tuple[tuple[str, int, int], ...]:
         """The names of sizes, with the operand and the dimension that each is read off."""
@@ -230,7 +236,7 @@ class _Statistics(WriterOfSeveral):
 
     def __init__(self, call: _Call, name: str) -> None:
         super().__init__(call.n.sums, name, call.of(call.n.sums.tensors), call.lengths)
-        self.n = call.n
+        self.n, self.sizes.rows = call.n, call.rows(call.n.sums)
 
     def outputs(self) -> dict[str, str]:
         return statistics_of(self.n)
@@ -292,7 +298,7 @@ class _Kept(TeamWriter):
     def __init__(self, call: _Call, name: str, team: int, blocks: int = 1) -> None:
         assert call.n.within is not None
         super().__init__(call.n.within, name, team, call.of(call.n.within.tensors), call.lengths, blocks)
-        self.n, self.length = call.n, call.n.length
+        self.n, self.length, self.sizes.rows = call.n, call.n.length, call.rows(self.s)
         self.shared = SHARED_BY_CLUSTERS if blocks > 1 else 0
 
     def outputs(self) -> dict[str, str]:
@@ -315,6 +321,7 @@ class _Kept(TeamWriter):
         return [] if self.n.also is None else [f"store<V>({ALSO} + {place}, kept[g]);"]
 
     def _functions(self) -> Iterator[Lines]:
+        yield fill(stream_text.ROW_OF) if self.s.looks_up else []
         yield from self._joining()
         yield self._entry_values()
         yield self._normalised()

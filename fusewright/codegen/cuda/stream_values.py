@@ -185,8 +185,9 @@ class Values(StreamValues):
                 continue
             name, tensor, compute = self.element(r), self.start(r), compute_type(r.tensor.dtype)
             given[r.value] = name
-            if self.last_of(place) in r.axes and picks_each(r):
-                at = f"{tensor}[{self.offset(r)} + {each}]"
+            if self.last_of(place) in r.along and picks_each(r):
+                beside = f" + {each}" if self.last_of(place) in r.axes else ""  # of a table, only the row is another
+                at = f"{tensor}[{self.offset(r)}{beside}]"
                 element += self.found(r, f" + {each}")
                 element.append(f"const {compute} {name} = {self.picked(r, widened(at, r.tensor.dtype))};")
                 continue

@@ -10,8 +10,9 @@ from codegen.cuda.test_stream_kernels import BF16, F16, F64, fold, pointwise
 from native_cases import quick, run
 from test_cpu_stream import check
 
-from fusewright.codegen.cpu.stream import kernel
+from fusewright.codegen.cpu.stream import fits, kernel
 from fusewright.ir import ops
+from fusewright.ir.build import reshape
 from fusewright.ir.node import make
 from fusewright.runtime.native import launcher
 
@@ -25,6 +26,13 @@ def test_value(name: str) -> None:
 @pytest.mark.parametrize(("dtype", "kind"), [(BF16, I64), (F16, I32), (F64, I64)], ids=str)
 def test_dtypes(dtype: torch.dtype, kind: torch.dtype) -> None:
     check(fold(pointwise("relu", embedding(0, 21, 3, 9, dtype=dtype, kind=kind)), "mean", 1))
+
+
+def test_neighbours_of_one_number_each_are_left_to_others() -> None:
+    """Each would be read at an index of its own."""
+    rows = embedding(0, 1, 3, 9)
+    assert fits(cases.stream_of(pointwise("exp", rows)))
+    assert not fits(cases.stream_of(pointwise("exp", reshape(rows, (3, 9)))))
 
 
 def test_one_kernel_serves_other_sizes() -> None:

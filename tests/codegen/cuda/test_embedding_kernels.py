@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import pytest
 import torch
 from codegen.cuda.embedding_cases import CASES, I32, I64, embedding
-from codegen.cuda.test_stream_kernels import BF16, F16, F64, check, fold, graph_of, inp, pointwise, random, stream_of
+from codegen.cuda.test_stream_kernels import (
+    BF16,
+    F16,
+    F64,
+    check,
+    fold,
+    graph_of,
+    inp,
+    pointwise,
+    pool,
+    random,
+    stream_of,
+)
 from emulation.emulate import EmulationError, emulate
 from runtime.fake_driver import FakeDriver
 
 from fusewright.codegen.cuda.stream import kernel
 from fusewright.ir import ops
-from fusewright.ir.node import Graph, make
+from fusewright.ir.build import reshape
+from fusewright.ir.node import Graph, Node, make
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import CountError
 from fusewright.schedule.stream import parse
@@ -46,6 +60,27 @@ def test_one_kernel_serves_other_sizes() -> None:
     for rows, width, *tokens in ((11, 32, 1, 1), (9, 7, 5, 30), (300, 12, 2, 700)):
         weight, indices = torch.randn(rows, width), torch.randint(rows, tokens)
         torch.testing.assert_close(emulate(k, weight, indices), weight[indices].mean(1))
+
+
+def number(*shape: int) -> Node:
+    """Of each token one, from a table that is that wide."""
+    return reshape(embedding(0, 1, *shape), shape)
+
+
+NUMBERS: dict[str, Callable[[], Node]] = {
+    "alone": lambda: pointwise("exp", number(3, 16)),
+    "beside elements": lambda: pointwise("mul", number(3, 16), inp(2, 3, 16)),
+    "beside positions": lambda: pointwise("add", number(3, 13), inp(2, 13)),
+    "of rows": lambda: fold(pointwise("mul", number(3, 64), inp(2, 3, 64)), "sum", 1),
+    "of columns": lambda: fold(pointwise("add", number(9, 16), inp(2, 16)), "max", 0),
+    "in a window": lambda: fold(pool(pointwise("mul", number(3, 4, 16), inp(2, 16)), "max", (3,), 2, 1), "sum", 1),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_neighbours_of_one_number_each(name: str) -> None:
+    """Every one is read at an index of its own, though all lie in one column."""
+    check(NUMBERS[name](), order="shuffled")
 
 
 @pytest.mark.parametrize("wrong", [-1, 11, 2**31, -(2**63)])
