@@ -15,9 +15,18 @@ from fusewright.codegen.cuda.contraction_finish import Finish, operands
 from fusewright.codegen.cuda.contraction_folds import JOININGS, OF_ENDS, Joining
 from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, block, fill
-from fusewright.ir import build, pointwise
-from fusewright.ir.node import Node
+from fusewright.ir import build, ops, pointwise
+from fusewright.ir.node import Node, topological
 from fusewright.schedule.chain import Map, leaves
+
+# Functions of an instruction or two, of which so many may be skipped one by one where a position is none.
+LIGHT = frozenset(
+    (
+        *("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "at_least", "at_most", "between"),
+        *("abs", "neg", "square", "add", "sub", "mul", "maximum", "minimum"),
+    )
+)
+FEW = 6
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,16 @@ class ValueText(Finish):
     def changes(self) -> bool:
         """Whether there is a lambda ``before``: for what happens ahead of a window, a reduction or writing."""
         return self.shifted or self.c.before is not None
+
+    @cached_property
+    def light(self) -> bool:
+        """Whether what happens ahead of a reduction is so little that the compiler makes it conditional as it is,
+        instruction by instruction; it branches around more."""
+        trees = [tree for tree in (self.c.before, self.c.ends, self.c.after) if tree is not None]
+        nodes = [n for tree in trees for n in topological((tree.root,), (tree.value, *self.c.operands))]
+        functions = [n.op for n in nodes if not isinstance(n.op, ops.Number)]
+        light = all(isinstance(op, ops.Pointwise) and op.fn in LIGHT for op in functions)
+        return light and len(functions) <= FEW and not self.c.elements
 
     def read(self) -> list[tuple[Node, str]]:
         """What the trees read beside the value; the bias is added by the first of them."""
