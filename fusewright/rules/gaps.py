@@ -276,30 +276,26 @@ def channels_between_gaps(m: Match) -> Node:
     y, gaps = made.of(without_gaps(made.conv, dense)), made.of_gaps()
     for d, along in sorted(dense.items()):
         y = _interleaved(y, gaps, d, along, made.root.shape[d])
+    # What is returned lies row by row, where only a part of the last block does.
+    y = make(Cat(1), y) if isinstance(y.op, Slice) else y
     return reshape(y, m["root"].shape)
 
 
 def _interleaved(y: Node, gaps: Node, d: int, along: Dense, length: int) -> Node:
     """y (.., n, ..) along `d` as (.., length, ..), with `gaps` between its runs, ahead of them and behind."""
     run, ahead, between = along.run, along.first, along.stride - along.run - along.first
-    blocks, others = y.shape[d] // run - 1, y.shape[d + 1 :]  # but for the last one, which may be shorter
+    lead, blocks, others = y.shape[:d], y.shape[d] // run, y.shape[d + 1 :]
 
-    def several(shape: tuple[Size, ...]) -> list[Node]:
-        missing = len(shape) - gaps.ndim
-        one = reshape(gaps, (*gaps.shape[: d + 1], *(1,) * missing, *gaps.shape[d + 1 :]))
+    def filled(*shape: Size) -> list[Node]:
+        one = reshape(gaps, (*gaps.shape[: d + 1], *(1,) * (len(shape) - gaps.ndim), *gaps.shape[d + 1 :]))
         return [make(Expand(shape), one)] if 0 not in shape else []
 
-    def around(x: Node, at: int, behind: int) -> list[Node]:
-        lead, rest = x.shape[:at], x.shape[at + 1 :]
-        return [*several((*lead, ahead, *rest)), x, *several((*lead, behind, *rest))]
-
-    first = []
-    if blocks:
-        own = make(Slice(d, 0, blocks * run), y)
-        own = reshape(own, (*y.shape[:d], blocks, run, *others))
-        first = [reshape(_joined(around(own, d + 1, between), d + 1), (*y.shape[:d], blocks * along.stride, *others))]
-    last = make(Slice(d, blocks * run, (blocks + 1) * run), y) if blocks else y
-    return _joined([*first, *around(last, d, length - blocks * along.stride - ahead - run)], d)
+    own = reshape(y, (*lead, blocks, run, *others))
+    parts = [*filled(*lead, blocks, ahead, *others), own, *filled(*lead, blocks, between, *others)]
+    row, more = reshape(_joined(parts, d + 1), (*lead, blocks * along.stride, *others)), length - blocks * along.stride
+    if more < 0:
+        return make(Slice(d, 0, length), row)
+    return _joined([row, *filled(*lead, more, *others)], d)
 
 
 def _joined(parts: list[Node], d: int) -> Node:

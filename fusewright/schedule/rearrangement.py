@@ -401,13 +401,16 @@ class _Finder:
 
     def _is_looked_through(self, node: Node) -> bool:
         """Whether a view that others use as well is read from what it shows: one of what is derived of parameters is
-        derived as well, but one of a parameter would be copied in every call."""
-        base, turned = node, False
+        derived as well, unless it repeats that, but one of a parameter would be copied in every call."""
+        base, turned, repeats = node, False, False
         while shows(base):
+            repeats = repeats or (isinstance(base.op, ops.Expand) and base.shape != base.arg(0).shape)
             base, turned = base.arg(0), turned or turns(base)
-        return shows(node) and (node.varies or not (base.inputs or turned))
+        return shows(node) and (node.varies or repeats or not (base.inputs or turned))
 
     def _selected(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
+        if len(node.inputs) == 1:  # a copy
+            return self.value(node.arg(0), at)
         parts: list[Value] = []
         ends: list[int] = []
         begin = 0
