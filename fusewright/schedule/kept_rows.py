@@ -31,11 +31,11 @@ from fusewright.schedule.stream_record import Read, Stream, Tree, is_index
 
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin", "logsumexp")
 
-# Elements of a row from which on it is kept, of samples that are one row and of others, and of a column, which threads
+# Elements of a row from which on it is kept, of samples that are one row and of others; and of a column, which threads
 # read side by side however short it is.
 SHORTEST_ALONE, SHORTEST, SHORTEST_COLUMN = 64, 16, 2
-# And up to which there are registers for it; and the same of rows along the last axis, of which a part may lie in shared
-# memory.
+# Those up to which there are registers for it; and the same of rows along the last axis, of which a part may lie in
+# shared memory.
 LONGEST = 32768
 LONGEST_IN_ROWS = LONGEST + SHARED // 4
 # So many tensors may be kept side by side.
