@@ -93,6 +93,31 @@ def test_elements_are_read_where_they_lie(name: str, dtype: torch.dtype) -> None
     assert (got.double() - want).abs().max() <= tolerance * want.abs().max().clamp(min=1)
 
 
+def of_tokens(x: Tensor, t: Tensor) -> Tensor:
+    return torch.gather(F.log_softmax(x.float() * 0.5, -1), 2, t.unsqueeze(2)).squeeze(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tokens_are_rows(dtype: torch.dtype) -> None:
+    """Logits are read once, by one kernel, as they were given."""
+    x, t = torch.randn(3, 5, 96).to(dtype), torch.randint(96, (3, 5))
+    model = Fn(of_tokens)
+    built = as_on_a_gpu(model, x, t)
+    (kernel,) = built.program.kernels
+    assert "log" in kernel.name and kernel.dtypes == (dtype, torch.int64)
+    torch.testing.assert_close(emulated(built, model, x, t), of_tokens(x, t))
+
+
+def test_tokens_that_others_see_stay_as_they_are() -> None:
+    def with_entropy(x: Tensor, t: Tensor) -> Tensor:
+        shares = F.log_softmax(x, -1)
+        return shares.gather(-1, t.unsqueeze(-1)).squeeze(-1) - (shares.exp() * shares).sum(-1)
+
+    x, t = torch.randn(3, 5, 96), torch.randint(96, (3, 5))
+    model = Fn(with_entropy)
+    torch.testing.assert_close(emulated(as_on_a_gpu(model, x, t), model, x, t), with_entropy(x, t))
+
+
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 @pytest.mark.parametrize("name", ["margin", "focal, of few classes", "focal, each", "above"])
 def test_special_values(name: str, value: float) -> None:

@@ -5,6 +5,10 @@
 What several read under a shape of its own begins there: as it is, f(x) is written and read again, while a view of
 memory costs nothing and kernels of those who read p compute it on the way (`sigmoid(x).flatten(1)` of a loss by
 overlaps, of which there are several sums).
+
+    reshape(log_softmax(x))   ->   log_softmax(reshape(x))
+
+Losses see the classes of (B, S, C) in rows (B * S, C), and are one with a softmax of these.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Mapping
 from fusewright.ir import ops
 from fusewright.ir.build import reshape
 from fusewright.ir.memory_order import Order, lie_alike, rows_of
-from fusewright.ir.node import Graph, Node, remade
+from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.schedule.chain import POINTWISE, Users
 
 SOURCES = (ops.Input, ops.Param, ops.Buffer, ops.Constant)
@@ -33,6 +37,23 @@ def views_first(graph: Graph, orders: Mapping[Node, Order]) -> Graph:
         placed = graph.substitute(node, seen)
         if lie_alike(graph, placed, orders):
             graph, users = placed, placed.users()
+    return graph
+
+
+def rows_first(graph: Graph, orders: Mapping[Node, Order]) -> Graph:
+    """`graph` with softmaxes of rows that a loss of classes alone sees as a matrix as softmaxes of that matrix."""
+    users = graph.users()
+    for node in reversed(graph.nodes()):
+        rows = node.arg(0) if isinstance(node.op, ops.Nll) else node
+        shares = rows.arg(0) if rows is not node and isinstance(rows.op, ops.Reshape) else node
+        if not isinstance(shares.op, ops.Softmax) or shares is node or users[shares] > 1:
+            continue
+        if rows.ndim == 2 and shares.op.dim == shares.ndim - 1 and rows.shape[1] == shares.shape[-1]:
+            x = shares.arg(0)
+            seen = _seen(x, rows.shape, users, orders) or reshape(x, rows.shape)
+            placed = graph.substitute(rows, make(ops.Softmax(1, shares.op.log), seen, where=shares.where))
+            if lie_alike(graph, placed, orders):
+                graph, users = placed, placed.users()
     return graph
 
 

@@ -13,7 +13,21 @@ from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.build import reshape
 from fusewright.ir.intervals import index_count
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import NEVER, Cast, Full, Nll, Reduce, ReduceKind, Reshape, Scan, ScanKind, Softmax
+from fusewright.ir.ops import (
+    NEVER,
+    Cast,
+    Expand,
+    Full,
+    Nll,
+    Permute,
+    Reduce,
+    ReduceKind,
+    Reshape,
+    Scan,
+    ScanKind,
+    Softmax,
+    numel,
+)
 
 # What is found where these point to.
 _OF: dict[ReduceKind, ReduceKind] = {"argmax": "max", "argmin": "min"}
@@ -57,11 +71,17 @@ def _greatest(call: Call) -> Node | None:
 
 
 def _of_classes(call: Call) -> Node | None:
-    """One element of each row, as a loss of classes picks it: x (N, C, *) along C, at indices (N, 1, *)."""
+    """One element of each row, as a loss of classes picks it: x (N, C, *) along C, at indices (N, 1, *); or in rows
+    (*, C), at indices (*, 1)."""
     x, index = call.node("self"), call.node("index")
-    along = x.ndim >= 2 and call["dim"] % x.ndim == 1 and index.shape == (x.shape[0], 1, *x.shape[2:])
-    if not along or not x.dtype.is_floating_point or index.dtype != torch.int64 or call["sparse_grad"]:
+    dim = call["dim"] % x.ndim if x.ndim >= 2 else 0
+    one_each = dim > 0 and index.shape == (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    if not one_each or not x.dtype.is_floating_point or index.dtype != torch.int64 or call["sparse_grad"]:
         return None
+    if dim > 1:
+        if dim < x.ndim - 1 or isinstance(x.op, Permute | Expand):  # it would be copied
+            return None
+        x = reshape(x, (numel(x.shape[:-1]), x.shape[-1]))
     loss = call.make(Nll(NEVER), x, reshape(index, (x.shape[0], *x.shape[2:])), None)
     return reshape(call.apply("neg", loss), index.shape)
 
