@@ -20,7 +20,9 @@ def pointwise(fn: str, *args: Node | Scalar | sympy.Expr, params: tuple[Scalar |
 
 
 def reshape(x: Node, shape: Sequence[Size]) -> Node:
-    """x under another shape; x itself when it has it already."""
+    """x under another shape; x itself when it has it already, and what it is a reshape of when that has it."""
+    if isinstance(x.op, ops.Reshape) and x.arg(0).shape == tuple(shape):
+        return x.arg(0)
     return x if tuple(shape) == x.shape else make(ops.Reshape(tuple(shape)), x)
 
 

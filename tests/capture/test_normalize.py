@@ -178,7 +178,7 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("reshape merging the batch", lambda x: x.reshape(-1, 9, 11), [Reshape]),
     ("flatten", lambda x: x.flatten(1), [Reshape]),
     ("unflatten", lambda x: x.unflatten(1, (2, 3)), [Reshape]),
-    ("squeeze", lambda x: x.unsqueeze(2).squeeze(2), [Reshape, Reshape]),
+    ("squeeze", lambda x: x.unsqueeze(2).squeeze(2), [Reshape]),
     ("permute", lambda x: x.permute(0, -1, 1, 2), [Permute]),
     ("transpose", lambda x: x.transpose(1, -1), [Permute]),
     ("mT", lambda x: x.mT, [Permute]),

@@ -45,7 +45,10 @@ def _unless_same(call: Call, op: Op, x: Node) -> Node:
 
 
 def _reshape(call: Call) -> Normal:
-    return _unless_same(call, Reshape(call.shape), call.node("self"))
+    """A reshape; of one that it undoes, what that is of."""
+    x = call.node("self")
+    undone = isinstance(x.op, Reshape) and x.arg(0).shape == call.shape
+    return _unless_same(call, Reshape(call.shape), x.arg(0) if undone else x)
 
 
 def _expand(call: Call) -> Normal:
