@@ -57,12 +57,13 @@ def towards(x: Tensor, t: Tensor) -> Tensor:
 # What a model computes of logits of a shape, and its kernels.
 ROWS, SHORT, IMAGE, FEW = (37, 70), (36, 5), (3, 21, 6, 10), (2, 8, 7, 9)
 KEPT = "fused_neg_max_sub_exp_sum_log_sub_neg_exp_sub_pow_mul"
+SHIFTED = "fused_add_logsumexp_eq_where_sub_add_neg_exp_sub_pow_mul_mea"
 MODELS: dict[str, tuple[Function, tuple[int, ...], list[str]]] = {
     "margin": (margin, ROWS, ["fused_neg_sub_add_clamp_min_sum_sub_mean"]),
     "margin, short": (margin, SHORT, ["fused_neg_sub_add_clamp_min_sum_sub_mean"]),
     "margin, of an image": (margin, FEW, ["fused_neg_sub_add_clamp_min_sum_sub_mean"]),
     "focal": (focal, ROWS, [KEPT, "fused_mean_neg"]),
-    "focal, short": (focal, SHORT, ["fused_add_logsumexp_eq_where_sub_add_neg_exp_sub_pow_mul_mea", "fused_abs_lt_where"]),
+    "focal, short": (focal, SHORT, [SHIFTED, "fused_abs_lt_where"]),
     "focal, of an image": (focal, IMAGE, [KEPT, "fused_mean_neg"]),
     "focal, of few classes": (focal, FEW, [KEPT, "fused_mean_neg"]),
     "focal, each": (focal_of_each, FEW, [KEPT + "_neg"]),
