@@ -48,19 +48,26 @@ def rows_first(graph: Graph, orders: Mapping[Node, Order]) -> Graph:
         shares = rows.arg(0) if rows is not node and isinstance(rows.op, ops.Reshape) else node
         if not isinstance(shares.op, ops.Softmax) or shares is node or users[shares] > 1:
             continue
-        if rows.ndim == 2 and shares.op.dim == shares.ndim - 1 and rows.shape[1] == shares.shape[-1]:
-            x = shares.arg(0)
-            seen = _seen(x, rows.shape, users, orders) or reshape(x, rows.shape)
+        if rows.ndim > 2 or shares.op.dim != shares.ndim - 1 or rows.shape[-1] != shares.shape[-1]:
+            continue
+        seen = _seen(shares.arg(0), rows.shape, users, orders, (*SOURCES, ops.Matmul))
+        if seen is not None:
             placed = graph.substitute(rows, make(ops.Softmax(1, shares.op.log), seen, where=shares.where))
             if lie_alike(graph, placed, orders):
                 graph, users = placed, placed.users()
     return graph
 
 
-def _seen(x: Node, shape: tuple[ops.Size, ...], users: Users, orders: Mapping[Node, Order]) -> Node | None:
-    """x under a shape: what it is computed from is seen so; `None` where another reads it, or something of another
-    shape is part of it."""
-    if isinstance(x.op, SOURCES):
+def _seen(
+    x: Node,
+    shape: tuple[ops.Size, ...],
+    users: Users,
+    orders: Mapping[Node, Order],
+    sources: tuple[type[ops.Op], ...] = SOURCES,
+) -> Node | None:
+    """x under a shape: what it is computed from, `sources`, is seen so; `None` where another reads it, or something of
+    another shape is part of it."""
+    if isinstance(x.op, sources):
         return reshape(x, shape) if orders.get(x, rows_of(x)) == rows_of(x) else None
     if not isinstance(x.op, POINTWISE) or users[x] > 1:
         return None
@@ -69,7 +76,7 @@ def _seen(x: Node, shape: tuple[ops.Size, ...], users: Users, orders: Mapping[No
         if a is None or a.ndim == 0:
             args.append(a)
             continue
-        seen = _seen(a, shape, users, orders) if a.shape == x.shape else None
+        seen = _seen(a, shape, users, orders, sources) if a.shape == x.shape else None
         if seen is None:
             return None
         args.append(seen)

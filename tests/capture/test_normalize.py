@@ -179,6 +179,12 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("flatten", lambda x: x.flatten(1), [Reshape]),
     ("unflatten", lambda x: x.unflatten(1, (2, 3)), [Reshape]),
     ("squeeze", lambda x: x.unsqueeze(2).squeeze(2), [Reshape]),
+    ("squeezed, and back", lambda x: x[:, :1].squeeze(1).unsqueeze(1) * 2, [Slice, Pointwise]),
+    (
+        "merged, and back, in another order",
+        lambda x: x.transpose(1, 2).reshape(x.shape[0], -1).reshape(x.shape[0], 9, 6, 11),
+        [Permute, Reshape, Reshape],
+    ),
     ("permute", lambda x: x.permute(0, -1, 1, 2), [Permute]),
     ("transpose", lambda x: x.transpose(1, -1), [Permute]),
     ("mT", lambda x: x.mT, [Permute]),
@@ -393,6 +399,7 @@ NO_PICKS: list[tuple[str, Callable[..., Any], tuple[int, ...]]] = [
     ("of columns", lambda x, i: x.gather(0, i), (1, 6)),
     ("of whole numbers", lambda x, i: x.long().gather(1, i), (4, 1)),
     ("of what would be copied", lambda x, i: x.view(4, 2, 3, 1).permute(0, 2, 3, 1).gather(-1, i % 2), (4, 3, 1, 1)),
+    ("of a slice of tokens", lambda x, i: x.view(4, 3, 2)[:, 1:].gather(-1, i % 2), (4, 2, 1)),
     ("in between", lambda x, i: x.view(4, 1, 2, 3).gather(2, i % 2), (4, 1, 1, 3)),
     ("with a sparse gradient", lambda x, i: torch.gather(x, 1, i, sparse_grad=True) * 2, (4, 1)),
 ]

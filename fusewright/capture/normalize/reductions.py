@@ -25,6 +25,7 @@ from fusewright.ir.ops import (
     Reshape,
     Scan,
     ScanKind,
+    Slice,
     Softmax,
     numel,
 )
@@ -79,7 +80,7 @@ def _of_classes(call: Call) -> Node | None:
     if not one_each or not x.dtype.is_floating_point or index.dtype != torch.int64 or call["sparse_grad"]:
         return None
     if dim > 1:
-        if dim < x.ndim - 1 or isinstance(x.op, Permute | Expand):  # it would be copied
+        if dim < x.ndim - 1 or isinstance(x.op, Permute | Expand | Slice):  # it would be copied
             return None
         x = reshape(x, (numel(x.shape[:-1]), x.shape[-1]))
     loss = call.make(Nll(NEVER), x, reshape(index, (x.shape[0], *x.shape[2:])), None)
