@@ -48,7 +48,7 @@ from fusewright.schedule.reduced_shares import of_kept_rows
 from fusewright.schedule.single_columns import as_sums
 from fusewright.schedule.taps_as_features import with_taps_as_features
 from fusewright.schedule.turned_products import as_they_lie
-from fusewright.schedule.views_first import views_first
+from fusewright.schedule.views_first import rows_first, views_first
 from fusewright.schedule.window_products import as_products
 from fusewright.schedule.window_sums import as_pools
 from fusewright.schedule.wishes import NO_WISHES, Wishes
@@ -238,7 +238,7 @@ class _Passes:
     def shapes(self, graph: Graph) -> tuple[Graph, int]:
         """In the forms that families know, and how many products read what is turned as it lies."""
         moves, orders, sizes = self.tuner.moves, self.orders, (self.facts, self.hints, self.orders)
-        graph = views_first(as_pools(graph, orders), orders)
+        graph = rows_first(views_first(as_pools(graph, orders), orders), orders)
         # In training, a product gives gradients in fewer passes.
         graph = as_sums(graph, *sizes) if moves and not self.training else graph
         graph = of_kept_rows(graph, *sizes) if moves else graph

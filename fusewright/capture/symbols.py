@@ -85,9 +85,11 @@ def read_symbols(
             if found.is_Symbol and found not in names:
                 names[found] = sympy.Symbol(_fresh(taken, names.values()), integer=True, positive=True)
                 places[names[found]] = Symbol(index, dim, *_range(program, found))
-    for claim in _claims(inputs, names) if names else ():
-        _apply(claim, places, shown)
-    return Symbols(names, places)
+    claims = _claims(inputs, names) if names else []
+    same = _same(claims, places, shown)
+    for claim in claims:
+        _apply(claim.xreplace(same) if same else claim, places, shown)
+    return Symbols({theirs: same.get(ours, ours) for theirs, ours in names.items()}, places)
 
 
 def _fresh(taken: Collection[str], used: Iterable[sympy.Symbol]) -> str:
@@ -119,6 +121,28 @@ def _claims(inputs: Sequence[torch.Tensor], names: Mapping[sympy.Symbol, sympy.S
     if environment is None or guards is None or not hasattr(environment, "replace"):
         raise NotSymbolicError("this PyTorch does not say what the trace assumed of the batch size")
     return [environment.replace(guard.expr).xreplace(dict(names)) for guard in guards]
+
+
+def _same(
+    claims: Iterable[Any], places: dict[sympy.Symbol, Symbol], shown: Sequence[torch.Tensor]
+) -> dict[sympy.Symbol, sympy.Symbol]:
+    """What stands for symbols of which one may be no greater than another, as a `gather` claims, and was as great:
+    they are the same batch, and lose their places."""
+    same: dict[sympy.Symbol, sympy.Symbol] = {}
+    for claim in claims:
+        if not isinstance(claim, sympy.Le | sympy.Ge):
+            continue
+        sides = [same.get(side, side) for side in claim.args]
+        if sides[0] == sides[1] or not all(side in places for side in sides):
+            continue
+        kept, lost = sorted(sides, key=list(places).index)
+        one, other = places[kept], places[lost]
+        if shown[one.input].shape[one.dim] == shown[other.input].shape[other.dim]:
+            highs = [p.high for p in (one, other) if p.high is not None]
+            places[kept] = replace(one, low=max(one.low, other.low), high=min(highs, default=None))
+            del places[lost]
+            same = {symbol: kept if stands is lost else stands for symbol, stands in same.items()} | {lost: kept}
+    return same
 
 
 def _apply(claim: Any, places: dict[sympy.Symbol, Symbol], shown: Sequence[torch.Tensor]) -> None:

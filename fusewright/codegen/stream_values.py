@@ -138,7 +138,7 @@ class StreamValues(ABC):
         if is_inside(r):
             return [f"const index_t {self.row_of(r)} = {index};"]
         wraps = isinstance(r.value.op, ops.Embedding) and r.value.op.wraps
-        if r.ignored is None and not wraps:
+        if r.ignored in (None, ops.NEVER) and not wraps:
             return [f"const index_t {self.row_of(r)} = row_of(d, {index}, {rows});"]
         given = self._index(r)
         row = f"{given} < 0 ? {given} + {rows} : {given}" if wraps else f"{given} == {r.ignored} ? 0 : {given}"
@@ -164,7 +164,10 @@ class StreamValues(ABC):
         """Text of the value of an element that `found` has found."""
         if r.ignored is None:
             return self.sign(r) + element
-        return f"{self._index(r)} == {r.ignored} ? {compute_type(r.tensor.dtype)}(0) : -{element}"
+        sign = "" if r.negated else "-"
+        if r.ignored == ops.NEVER:
+            return sign + element
+        return f"{self._index(r)} == {r.ignored} ? {compute_type(r.tensor.dtype)}(0) : {sign}{element}"
 
     def _found_part(self, r: Read) -> Lines:
         """Where the part begins in memory and along its axis, and how long it is there."""

@@ -21,7 +21,16 @@ def pointwise(fn: str, *args: Node | Scalar | sympy.Expr, params: tuple[Scalar |
 
 def reshape(x: Node, shape: Sequence[Size]) -> Node:
     """x under another shape; x itself when it has it already."""
+    x = squeezed(x, shape)
     return x if tuple(shape) == x.shape else make(ops.Reshape(tuple(shape)), x)
+
+
+def squeezed(x: Node, shape: Sequence[Size]) -> Node:
+    """What has this shape and became x by dimensions of length 1 that came or went, which is always a view; else x."""
+    if not isinstance(x.op, ops.Reshape) or x.arg(0).shape != tuple(shape):
+        return x
+    before, after = ([n for n in s if n != 1] for s in (shape, x.shape))
+    return x.arg(0) if before == after else x
 
 
 def permute(x: Node, dims: Sequence[int], *, copy: bool = False) -> Node:

@@ -37,7 +37,7 @@ def counted(each: Node, target: Node, ignore: int) -> Node:
 
 def is_of_classes(target: Node, ignore: int) -> bool:
     """Whether what is ignored is known to be none of `target`: that is negative, and these are not."""
-    return ignore < 0 and _is_natural(target)
+    return ignore == ops.NEVER or (ignore < 0 and _is_natural(target))
 
 
 def _is_natural(node: Node) -> bool:

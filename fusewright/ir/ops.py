@@ -40,6 +40,7 @@ from fusewright.tree import tree_flatten
 
 __all__ = [
     "FIXED",
+    "NEVER",
     "Arg",
     "Buffer",
     "Cast",
@@ -659,6 +660,10 @@ class Embedding(Op):
         require(len(weight.shape) == 2, f"embedding in a weight of {weight.shape}")
         require(indices.dtype in (torch.int64, torch.int32), f"embedding of indices of {indices.dtype}")
         return TensorType((*indices.shape, weight.shape[1]), weight.dtype, weight.device)
+
+
+# What is ignored by a loss of classes that ignores none.
+NEVER = -(2**63)
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,12 @@ from fusewright.schedule.stream_record import Read, Stream, Tree, is_index, read
 
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin", "logsumexp")
 
-# Elements of a row from which on it is kept, of samples that are one row and of others, and up to which there are
-# registers for it; and the same of rows along the last axis, of which a part may lie in shared memory.
-SHORTEST_ALONE, SHORTEST, LONGEST = 64, 16, 32768
+# Elements of a row from which on it is kept, of samples that are one row and of others; and of a column, which threads
+# read side by side however short it is.
+SHORTEST_ALONE, SHORTEST, SHORTEST_COLUMN = 64, 16, 2
+# Those up to which there are registers for it; and the same of rows along the last axis, of which a part may lie in
+# shared memory.
+LONGEST = 32768
 LONGEST_IN_ROWS = LONGEST + SHARED // 4
 # So many tensors may be kept side by side.
 MOST_KEPT = 3
@@ -156,7 +159,8 @@ class _Rows:
         length = prod(n for n in lengths if isinstance(n, int))
         alone = all(n == 1 for d, n in enumerate(self.shape) if d not in (0, *self.dims))
         trailing = self.dims == tuple(range(len(self.shape) - len(self.dims), len(self.shape)))
-        least, most = SHORTEST_ALONE if alone else SHORTEST, LONGEST_IN_ROWS if trailing else LONGEST
+        least = SHORTEST_ALONE if alone else SHORTEST if trailing else SHORTEST_COLUMN
+        most = LONGEST_IN_ROWS if trailing else LONGEST
         if self.short:
             least, most = SHORTEST, SHORTEST_ALONE - 1 if alone else 0
         if not least <= length <= most:

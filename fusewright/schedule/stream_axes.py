@@ -164,8 +164,11 @@ class Axes:
         return self._parts(leaf, place, dims) if self._is_in_parts(leaf, leaf.op.dim, dims) else plain
 
     def _picked(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> Read | None:
-        """How a loss of one class each is read from what its classes have: from their number on, however it is seen."""
+        """How a loss of one class each, or its negative, is read from what its classes have: from their number on,
+        however it is seen."""
         loss, places = look_through(leaf)
+        negated = isinstance(loss.op, ops.Pointwise) and loss.op.fn == "neg"
+        loss = loss.arg(0) if negated else loss
         if not isinstance(loss.op, ops.Nll) or loss.op.reduction != "none" or loss.args[2] is not None:
             return None
         own = tuple(None if p.dim is None else dims[p.dim] for p in places)
@@ -174,7 +177,8 @@ class Axes:
         if not whole or place not in BEFORE_FOLDS or (self.value.ndim - 1 in own and not self.folds):
             return None  # neighbours would be read together
         index = self._index(classes, place, own)
-        return Read(leaf, x, place, (own[0], None, *own[1:]), indices=index, at=1, ignored=loss.op.ignore)
+        dims = (own[0], None, *own[1:])
+        return Read(leaf, x, place, dims, indices=index, at=1, ignored=loss.op.ignore, negated=negated)
 
     def _entry(self, leaf: Node, tree: Tree, place: Place, dims: tuple[int | None, ...]) -> Read | None:
         """How entries of a table are read, however they are seen, where nobody else has them in memory; those of

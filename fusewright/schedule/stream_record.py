@@ -84,6 +84,7 @@ class Read:
     indices  of a weight, which row is read; of classes, which one is
     at       along which dimension of the tensor these indices are
     ignored  of a loss of classes, an index at which it is 0; at all others it is the negative of an element
+    negated  of a loss of classes, whether the negative of it is wanted: the element itself
     part     of a concatenation, which one it is
     within   of a view, where it lies along the dimensions that it does not have all of
     step     of a view, how far neighbours along the last dimension of the value are from each other
@@ -98,6 +99,7 @@ class Read:
     indices: Read | None = None
     at: int = 0
     ignored: int | None = None
+    negated: bool = False
     part: Part | None = None
     within: tuple[Within, ...] = ()
     step: int = 1

@@ -5,6 +5,10 @@
 What several read under a shape of its own begins there: as it is, f(x) is written and read again, while a view of
 memory costs nothing and kernels of those who read p compute it on the way (`sigmoid(x).flatten(1)` of a loss by
 overlaps, of which there are several sums).
+
+    reshape(log_softmax(x))   ->   log_softmax(reshape(x))
+
+Losses see the classes of (B, S, C) in rows (B * S, C), and are one with a softmax of these.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Mapping
 from fusewright.ir import ops
 from fusewright.ir.build import reshape
 from fusewright.ir.memory_order import Order, lie_alike, rows_of
-from fusewright.ir.node import Graph, Node, remade
+from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.schedule.chain import POINTWISE, Users
 
 SOURCES = (ops.Input, ops.Param, ops.Buffer, ops.Constant)
@@ -36,10 +40,34 @@ def views_first(graph: Graph, orders: Mapping[Node, Order]) -> Graph:
     return graph
 
 
-def _seen(x: Node, shape: tuple[ops.Size, ...], users: Users, orders: Mapping[Node, Order]) -> Node | None:
-    """x under a shape: what it is computed from is seen so; `None` where another reads it, or something of another
-    shape is part of it."""
-    if isinstance(x.op, SOURCES):
+def rows_first(graph: Graph, orders: Mapping[Node, Order]) -> Graph:
+    """`graph` with softmaxes of rows that a loss of classes alone sees as a matrix as softmaxes of that matrix."""
+    users = graph.users()
+    for node in reversed(graph.nodes()):
+        rows = node.arg(0) if isinstance(node.op, ops.Nll) else node
+        shares = rows.arg(0) if rows is not node and isinstance(rows.op, ops.Reshape) else node
+        if not isinstance(shares.op, ops.Softmax) or shares is node or users[shares] > 1:
+            continue
+        if rows.ndim > 2 or shares.op.dim != shares.ndim - 1 or rows.shape[-1] != shares.shape[-1]:
+            continue
+        seen = _seen(shares.arg(0), rows.shape, users, orders, (*SOURCES, ops.Matmul))
+        if seen is not None:
+            placed = graph.substitute(rows, make(ops.Softmax(1, shares.op.log), seen, where=shares.where))
+            if lie_alike(graph, placed, orders):
+                graph, users = placed, placed.users()
+    return graph
+
+
+def _seen(
+    x: Node,
+    shape: tuple[ops.Size, ...],
+    users: Users,
+    orders: Mapping[Node, Order],
+    sources: tuple[type[ops.Op], ...] = SOURCES,
+) -> Node | None:
+    """x under a shape: what it is computed from, `sources`, is seen so; `None` where another reads it, or something of
+    another shape is part of it."""
+    if isinstance(x.op, sources):
         return reshape(x, shape) if orders.get(x, rows_of(x)) == rows_of(x) else None
     if not isinstance(x.op, POINTWISE) or users[x] > 1:
         return None
@@ -48,7 +76,7 @@ def _seen(x: Node, shape: tuple[ops.Size, ...], users: Users, orders: Mapping[No
         if a is None or a.ndim == 0:
             args.append(a)
             continue
-        seen = _seen(a, shape, users, orders) if a.shape == x.shape else None
+        seen = _seen(a, shape, users, orders, sources) if a.shape == x.shape else None
         if seen is None:
             return None
         args.append(seen)

@@ -147,6 +147,14 @@ def test_inputs_that_share_the_batch_share_the_symbol() -> None:
     assert [n.shape for n in captured.graph.inputs] == [captured.graph.inputs[0].shape] * 2
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_batch_that_may_be_no_greater_than_another_shares_its_symbol(turned: bool) -> None:
+    x, index = torch.randn(4, 6), torch.randint(6, (4, 1))
+    model = Fn((lambda i, x: x.gather(1, i)) if turned else (lambda x, i: x.gather(1, i)))
+    captured = check(model, *((index, x) if turned else (x, index)), batch=6)
+    assert bounds(captured) == [("B", 0, 0, 2, None)]
+
+
 def test_inputs_that_need_not_share_the_batch_do_not() -> None:
     captured = check(Fn(lambda x, y: (x * 2, y * 3)), torch.randn(4, 3), torch.randn(4, 3))
     assert [b[0] for b in bounds(captured)] == ["B", "B2"]

@@ -13,6 +13,7 @@ from torch import nn
 
 from fusewright.capture import capture
 from fusewright.ir.ops import (
+    NEVER,
     Cast,
     Cat,
     Conv,
@@ -25,6 +26,7 @@ from fusewright.ir.ops import (
     Full,
     Interpolate,
     Matmul,
+    Nll,
     Norm,
     Opaque,
     Pad,
@@ -176,7 +178,13 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("reshape merging the batch", lambda x: x.reshape(-1, 9, 11), [Reshape]),
     ("flatten", lambda x: x.flatten(1), [Reshape]),
     ("unflatten", lambda x: x.unflatten(1, (2, 3)), [Reshape]),
-    ("squeeze", lambda x: x.unsqueeze(2).squeeze(2), [Reshape, Reshape]),
+    ("squeeze", lambda x: x.unsqueeze(2).squeeze(2), [Reshape]),
+    ("squeezed, and back", lambda x: x[:, :1].squeeze(1).unsqueeze(1) * 2, [Slice, Pointwise]),
+    (
+        "merged, and back, in another order",
+        lambda x: x.transpose(1, 2).reshape(x.shape[0], -1).reshape(x.shape[0], 9, 6, 11),
+        [Permute, Reshape, Reshape],
+    ),
     ("permute", lambda x: x.permute(0, -1, 1, 2), [Permute]),
     ("transpose", lambda x: x.transpose(1, -1), [Permute]),
     ("mT", lambda x: x.mT, [Permute]),
@@ -363,6 +371,44 @@ def test_embedding(options: dict[str, Any], expected: Embedding, kind: torch.dty
     tokens = torch.tensor([[0, 2, 2, 8], [8, 3, 2, 0], [1, 1, 1, 1], [2, 2, 5, 7]]).to(kind)
     captured = check(nn.Embedding(9, 5, **options), tokens, batch=3)
     assert [n.op for n in captured.graph.nodes() if n.inputs] == [expected]
+
+
+PICKS: list[tuple[str, Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = [
+    ("of rows", lambda x, i: x.gather(1, i), (4, 6), (4, 1)),
+    ("of rows, counted from the end", lambda x, i: torch.gather(x, -1, i).squeeze(-1), (4, 6), (4, 1)),
+    ("of channels", lambda x, i: x.gather(1, i) - x, (4, 6, 3, 5), (4, 1, 3, 5)),
+    ("of channels of volumes", lambda x, i: x.gather(1, i), (4, 6, 3, 2, 5), (4, 1, 3, 2, 5)),
+    ("of tokens", lambda x, i: x.gather(-1, i).squeeze(-1), (4, 3, 6), (4, 3, 1)),
+    ("of half precision", lambda x, i: x.bfloat16().gather(1, i), (4, 6), (4, 1)),
+]
+
+
+@pytest.mark.parametrize(("fn", "shape", "index"), [p[1:] for p in PICKS], ids=[p[0] for p in PICKS])
+def test_picks(fn: Callable[..., Any], shape: tuple[int, ...], index: tuple[int, ...]) -> None:
+    """One element of each row is what a loss of classes picks, none of which it ignores."""
+    captured = check(Fn(fn), r(*shape), torch.randint(6, index), batch=3)
+    (nll,) = (n.op for n in captured.graph.nodes() if isinstance(n.op, Nll))
+    assert nll == Nll(NEVER) and not opaque(captured)
+    with pytest.raises(IndexError, match="out of bounds"):
+        program_of(captured)(nn.Module(), (r(*shape), torch.full(index, -1)), {})
+
+
+NO_PICKS: list[tuple[str, Callable[..., Any], tuple[int, ...]]] = [
+    ("several of each", lambda x, i: x.gather(1, i), (4, 2)),
+    ("of some rows", lambda x, i: x.gather(1, i), (3, 1)),
+    ("of columns", lambda x, i: x.gather(0, i), (1, 6)),
+    ("of whole numbers", lambda x, i: x.long().gather(1, i), (4, 1)),
+    ("of what would be copied", lambda x, i: x.view(4, 2, 3, 1).permute(0, 2, 3, 1).gather(-1, i % 2), (4, 3, 1, 1)),
+    ("of a slice of tokens", lambda x, i: x.view(4, 3, 2)[:, 1:].gather(-1, i % 2), (4, 2, 1)),
+    ("in between", lambda x, i: x.view(4, 1, 2, 3).gather(2, i % 2), (4, 1, 1, 3)),
+    ("with a sparse gradient", lambda x, i: torch.gather(x, 1, i, sparse_grad=True) * 2, (4, 1)),
+]
+
+
+@pytest.mark.parametrize(("fn", "index"), [p[1:] for p in NO_PICKS], ids=[p[0] for p in NO_PICKS])
+def test_what_is_no_pick_stays_a_call(fn: Callable[..., Any], index: tuple[int, ...]) -> None:
+    captured = capture(Fn(fn), (r(4, 6, grad=False), torch.randint(4, index)))
+    assert opaque(captured)[-1] == "gather"
 
 
 class Table(nn.Module):

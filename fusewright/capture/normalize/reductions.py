@@ -13,7 +13,22 @@ from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.build import reshape
 from fusewright.ir.intervals import index_count
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Cast, Full, Reduce, ReduceKind, Reshape, Scan, ScanKind, Softmax
+from fusewright.ir.ops import (
+    NEVER,
+    Cast,
+    Expand,
+    Full,
+    Nll,
+    Permute,
+    Reduce,
+    ReduceKind,
+    Reshape,
+    Scan,
+    ScanKind,
+    Slice,
+    Softmax,
+    numel,
+)
 
 # What is found where these point to.
 _OF: dict[ReduceKind, ReduceKind] = {"argmax": "max", "argmin": "min"}
@@ -40,7 +55,12 @@ def _extreme(call: Call, kind: ReduceKind, place: ReduceKind) -> Normal:
     return None if values is None or (1 in call.used and indices is None) else (values, indices)
 
 
-def _picked(call: Call) -> Normal:
+def _gather(call: Call) -> Normal:
+    greatest = _greatest(call)
+    return _of_classes(call) if greatest is None else greatest
+
+
+def _greatest(call: Call) -> Node | None:
     """What stands where the greatest stands is the greatest: of the same values, or of a softmax, which keeps order."""
     x, index = call.node("self"), call.node("index")
     found = index.arg(0) if isinstance(index.op, Reshape) else index
@@ -49,6 +69,22 @@ def _picked(call: Call) -> Normal:
     (dim,), of, kind = found.op.dims, found.arg(0), _OF.get(found.op.kind)
     same = x is of or ((x.op == Softmax(dim) or x.op == Softmax(dim, log=True)) and x.arg(0) is of)
     return call.make(Reduce(kind, (dim,), keepdim=True, first=True), x) if same and kind is not None else None
+
+
+def _of_classes(call: Call) -> Node | None:
+    """One element of each row, as a loss of classes picks it: x (N, C, *) along C, at indices (N, 1, *); or in rows
+    (*, C), at indices (*, 1)."""
+    x, index = call.node("self"), call.node("index")
+    dim = call["dim"] % x.ndim if x.ndim >= 2 else 0
+    one_each = dim > 0 and index.shape == (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    if not one_each or not x.dtype.is_floating_point or index.dtype != torch.int64 or call["sparse_grad"]:
+        return None
+    if dim > 1:
+        if dim < x.ndim - 1 or isinstance(x.op, Permute | Expand | Slice):  # it would be copied
+            return None
+        x = reshape(x, (numel(x.shape[:-1]), x.shape[-1]))
+    loss = call.make(Nll(NEVER), x, reshape(index, (x.shape[0], *x.shape[2:])), None)
+    return reshape(call.apply("neg", loss), index.shape)
 
 
 def _one_hot(call: Call) -> Normal:
@@ -170,7 +206,7 @@ TABLE: dict[str, Handler] = {
     "aten.min.default": partial(_reduce, kind="min"),
     "aten.max.dim": partial(_extreme, kind="max", place="argmax"),
     "aten.min.dim": partial(_extreme, kind="min", place="argmin"),
-    "aten.gather.default": _picked,
+    "aten.gather.default": _gather,
     "aten.one_hot.default": _one_hot,
     "aten.argmax.default": partial(_place, kind="argmax"),
     "aten.argmin.default": partial(_place, kind="argmin"),

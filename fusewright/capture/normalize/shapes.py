@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
+from fusewright.ir.build import squeezed
 from fusewright.ir.node import Node
 from fusewright.ir.ops import (
     Cast,
@@ -45,7 +46,7 @@ def _unless_same(call: Call, op: Op, x: Node) -> Node:
 
 
 def _reshape(call: Call) -> Normal:
-    return _unless_same(call, Reshape(call.shape), call.node("self"))
+    return _unless_same(call, Reshape(call.shape), squeezed(call.node("self"), call.shape))
 
 
 def _expand(call: Call) -> Normal:

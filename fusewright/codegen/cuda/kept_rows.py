@@ -45,8 +45,9 @@ def options(k: KeptRows) -> list[Option]:
     numbers = k.length * len(k.kept) * k.words
     if not k.in_rows:
         numbers *= 16 // max(r.tensor.dtype.itemsize for r in k.kept)
-        teams = (max(2, 1 << (-(-numbers // most) - 1).bit_length()) for most in KEPT_OF_COLUMNS)
-        return [{"team": team} for team in dict.fromkeys(teams) if team <= min(MOST_SHARING, k.length)]
+        sharing = dict.fromkeys(1 << (-(-numbers // most) - 1).bit_length() for most in KEPT_OF_COLUMNS)
+        alone_first = sorted(sharing, key=lambda team: team > 1)  # one thread has nothing to join
+        return [{"team": team} for team in alone_first if team <= min(MOST_SHARING, k.length)]
     teams = (_team(numbers, most) for most in KEPT)
     whole = [{"team": team} for team in dict.fromkeys(teams) if team <= MOST_TEAM]
     apart = [{"team": team, "registers": held} for team, held in ways_apart(k.kept, k.length)] if numbers > MANY else []

@@ -82,6 +82,7 @@ JOINED_COLUMNS = """
 // The values of the TEAM threads on each other together, in all of them.
 template <typename T, int V, typename Join>
 __device__ __forceinline__ void join_columns(T (&value)[V], Join join) {
+    if constexpr (TEAM == 1) return;
     constexpr int LANES = THREADS / TEAM;
     __shared__ T of[TEAM][LANES * V];
     const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;

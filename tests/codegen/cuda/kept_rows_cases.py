@@ -124,6 +124,9 @@ CASES: dict[str, Callable[[], Node]] = {
     "columns, standardized": lambda: standardized(inp(0, *IMAGE), 1),
     "columns, to one": lambda: scaled_to_one(inp(0, *IMAGE), 1),
     "columns, root of mean square": lambda: pointwise("mul", rms(inp(0, *IMAGE), 1), inp(1, 70, 1, 1)),
+    "short columns": lambda: standardized(inp(0, 2, 8, 4, 5), 1),
+    "short columns, logarithms of sums": lambda: unlikely(inp(0, 3, 5, 7, 3), 1),
+    "pairs": lambda: normalized(inp(0, 300, 2, 4), 1),
     "columns, one number": lambda: pointwise(
         "sub", over(inp(0, *IMAGE), "max", 1), over(pointwise("tanh", inp(0, *IMAGE)), "mean", 1)
     ),

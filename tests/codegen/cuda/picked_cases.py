@@ -26,6 +26,14 @@ def shifted(*shape: int, ignore: int = -100, dtype: torch.dtype = F32) -> Node:
     return fold(pointwise("add", x, loss(x, inp(1, shape[0], *shape[2:], dtype=I64), ignore)), "logsumexp", 1)
 
 
+def elements(*shape: int, ignore: int = ops.NEVER, dtype: torch.dtype = F32) -> Node:
+    """How far elements are above the one of their class."""
+    x = inp(0, *shape, dtype=dtype)
+    own = pointwise("neg", make(ops.Nll(ignore), x, inp(1, shape[0], *shape[2:], dtype=I64), None))
+    above = pointwise("sub", x, reshape(own, (shape[0], 1, *shape[2:])))
+    return fold(pointwise("clamp_min", pointwise("add", above, 1), params=(0,)), "sum", 1)
+
+
 def counted(fn: str, number: int, kind: torch.dtype = I64) -> Node:
     return cast(pointwise(fn, inp(0, 40, 3, dtype=kind), number), F32)
 
@@ -36,6 +44,9 @@ PICKED: dict[str, Callable[[], Node]] = {
     "some ignored": lambda: shifted(16, 12, ignore=2),
     "of halves": lambda: shifted(6, 24, dtype=BF16),
     "of float64": lambda: shifted(6, 20, ignore=1, dtype=F64),
+    "elements": lambda: elements(6, 20),
+    "elements, no vector": lambda: elements(5, 13, dtype=BF16),
+    "elements, some ignored": lambda: elements(16, 12, ignore=2, dtype=F64),
     "alone": lambda: pointwise("mul", loss(inp(0, 6, 20), inp(1, 6, dtype=I64)), inp(2, 6, 8)),
 }
 COMPARED: dict[str, Callable[[], Node]] = {
