@@ -399,6 +399,9 @@ def _embedding(op: ops.Embedding, node: Node, args: Sequence[str]) -> str:
 
 @_emits(ops.Nll)
 def _nll(op: ops.Nll, node: Node, args: Sequence[str]) -> str:
+    if op.ignore == ops.NEVER and op.reduction == "none" and args[2] is None:
+        # as it was captured: gradients of nll_loss want contiguous images on a GPU
+        return f"-{args[0]}.gather(1, {args[1]}.unsqueeze(1)).squeeze(1)"
     options = _options(
         weight=(args[2], args[2] is None),
         ignore_index=(op.ignore, op.ignore == -100),
