@@ -43,6 +43,7 @@ from fusewright.schedule.groups import cut, with_statistics
 from fusewright.schedule.kernel_cost import by_kernels
 from fusewright.schedule.losses import of_logits
 from fusewright.schedule.moves_first import moves_first
+from fusewright.schedule.pools_by_axis import by_axis
 from fusewright.schedule.reduced_norms import of_norms
 from fusewright.schedule.reduced_shares import of_kept_rows
 from fusewright.schedule.single_columns import as_sums
@@ -238,7 +239,7 @@ class _Passes:
     def shapes(self, graph: Graph) -> tuple[Graph, int]:
         """In the forms that families know, and how many products read what is turned as it lies."""
         moves, orders, sizes = self.tuner.moves, self.orders, (self.facts, self.hints, self.orders)
-        graph = rows_first(views_first(as_pools(graph, orders), orders), orders)
+        graph = rows_first(views_first(by_axis(as_pools(graph, orders), orders), orders), orders)
         # In training, a product gives gradients in fewer passes.
         graph = as_sums(graph, *sizes) if moves and not self.training else graph
         graph = of_kept_rows(graph, *sizes) if moves else graph
