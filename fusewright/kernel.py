@@ -125,10 +125,12 @@ class Kernel:
     brief: Kernel | None = None
 
     @property
-    def outside(self) -> str:
-        """What an index that is that of none is answered with, as eager does (which tells a class, too)."""
+    def outside(self) -> tuple[type[Exception], str]:
+        """What an index that is that of none is answered with, as eager does (which tells the index, too)."""
+        if ".gather(" in self.reference:
+            return RuntimeError, "index is out of bounds"
         rows = any(name.startswith("v") and dim == 0 for name, _, dim in self.sizes)
-        return "index out of range in self" if rows else "Target is out of bounds."
+        return IndexError, "index out of range in self" if rows else "Target is out of bounds."
 
     @property
     def results(self) -> tuple[Array, ...]:

@@ -13,6 +13,7 @@ from emulation.emulate import EmulationError
 from gpu_build import as_on_a_gpu, emulated
 from torch import Tensor
 
+import fusewright
 from fusewright import pipeline
 from fusewright.runtime.device import DeviceFacts
 from tests.capture.harness import Fn
@@ -170,3 +171,13 @@ def test_they_serve_once_they_are_verified(name: str) -> None:
     for logits in (x, x.clone().requires_grad_()):
         for index in (t, t[:3] if name == "towards" else t):  # of fewer rows, which is another's call
             torch.testing.assert_close(ours(logits, index), function(logits, index))
+
+
+def test_kernels_of_a_cpu_raise_what_eager_does() -> None:
+    model, x, t = Fn(lambda x, t: F.log_softmax(x, -1).gather(-1, t) * 2), torch.randn(6, 70), torch.randint(70, (6, 1))
+    fast = fusewright.optimize(model, (x, t), rewrite="always", kernels="always", measure=False)
+    assert fusewright.explain(fast).kernels
+    t[3] = 70
+    for each in (model, fast):
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            each(x, t)

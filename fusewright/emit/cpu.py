@@ -43,4 +43,5 @@ class CpuText(KernelText):
         call = f"{self.builder}().launch_{self.kernel.name}({arguments})"
         if not self.kernel.looks_up:
             return [call]
-        return [f"if {call}:", f'    raise IndexError("{self.kernel.outside}")  # as eager does']
+        error, said = self.kernel.outside
+        return [f"if {call}:", f'    raise {error.__name__}("{said}")  # as eager does']

@@ -75,6 +75,8 @@ def _refuse_extreme(m: Match) -> str | None:
         return "what is reduced is not made of a transposed convolution, position by position"
     if isinstance(root.op, Pool) and reduced_dims(root)[0] < 2:
         return "the windows span channels"
+    if isinstance(root.op, Pool) and not made.free.issuperset(reduced_dims(root)):
+        return "what is pooled has another operand of each position"
     dense = _dense_dims(root, made)
     if not dense:
         return "no reduced dimension has gaps at which its windows are alike"

@@ -36,7 +36,7 @@ Entries = Mapping[str, Callable[..., int | None]]
 
 
 class NativeLauncher(Launcher):
-    """A CPU kernel as a function of its operands; see `Launcher`.  Raises `IndexError` where it looks up no row."""
+    """A CPU kernel as a function of its operands; see `Launcher`.  Raises what eager does where it looks up no row."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -86,7 +86,8 @@ class NativeLauncher(Launcher):
             threads = torch.get_num_threads()
             for start in calls:
                 if start(pointers, threads):
-                    raise IndexError(self.kernel.outside)
+                    error, said = self.kernel.outside
+                    raise error(said)
             return made[0] if results == 1 else tuple(made[:results])
 
         return call

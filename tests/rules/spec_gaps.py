@@ -144,6 +144,9 @@ SPECS = [
             f"{EXTREME} # beside another": lambda: reduce("max", pointwise("add", line(1, 2, 1), inp(2, 1, 11)), 2),
             f"{EXTREME} # another function": lambda: reduce("max", reduce("sum", gappy(), 2, keepdim=True), 3),
             "the windows span channels": lambda: pool(gappy(), "max", 3, 4, 6),
+            "what is pooled has another operand of each position": lambda: pool(
+                pointwise("mul", gappy(), inp(9, 1)), "max", 1, 7, stride=(1, 3), padding=(0, 2)
+            ),
             f"{ALIKE} # only channels": lambda: reduce("max", gappy(), 1),
             f"{ALIKE} # stride 1": lambda: reduce("max", line(3, 1, 2), 2),
             f"{ALIKE} # taps between": lambda: reduce("max", line(2, 2, 3), 2),

@@ -118,7 +118,8 @@ class Writer(StreamSections):
         count = min(reduced // least, 4 * FULL * (THREADS // team) // max(1, kept))
         rows = self.sizes.count(self.axes["kept"])
         apart = two and split and rows < FEW_BLOCKS and kept * count > JOINED * THREADS * rows
-        joiners = min(32, max(1, 2**16 // kept)) if split else 1
+        # A power of two, since they are joined by halves.
+        joiners = 1 << min(32, max(1, 2**16 // kept)).bit_length() - 1 if split else 1
         return Shape("columns", team, cut if split else "1" if two else None, joiners, apart)
 
     @cached_property
