@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from gpu_build import as_on_a_gpu, emulated
 from torch import Tensor, nn
 
 import fusewright
@@ -191,3 +192,35 @@ def test_numbers_of_tokens() -> None:
     assert not any(c.path == "generated" for c in fusewright.explain(better).kernels)
     with torch.no_grad():
         torch.testing.assert_close(better(tokens), model(tokens))
+
+
+class Entries(nn.Module):
+    """A function of entries of a table, and of something else."""
+
+    def __init__(self, function: Callable[..., Tensor], *shape: int) -> None:
+        super().__init__()
+        self.table, self.function = nn.Parameter(torch.randn(shape)), function
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.function(self.table[t], x)
+
+
+ENTRIES: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
+    "numbers": (lambda e, x: e * x[:, 0], (9,)),
+    "numbers, seen": (lambda e, x: e[:, None] * x, (9,)),
+    "rows": (lambda e, x: e * x, (9, 5)),
+    "rows, seen": (lambda e, x: e[:, None] * x[:, :, None], (9, 5)),
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_negative_indices_count_from_the_end(name: str) -> None:
+    """However what they pick is seen."""
+    torch.manual_seed(0)
+    function, shape = ENTRIES[name]
+    model, x, t = Entries(function, *shape).eval(), torch.randn(6, 5), torch.tensor([0, -1, 3, -9, 8, 2])
+    with torch.no_grad():
+        want = model(x, t)
+        torch.testing.assert_close(emulated(as_on_a_gpu(model, x, t), model, x, t), want)
+        fast = fusewright.optimize(model, (x, t), kernels="always", rewrite="always", measure=False)
+        torch.testing.assert_close(fast(x, t), want)

@@ -227,10 +227,6 @@ template <> struct narrow_to<fp16> {
     }
 };
 
-// One of two values, both computed: a branch for each of many values takes longer.
-template <typename T>
-__device__ __forceinline__ T chosen(bool first, T one, T other) { return first ? one : other; }
-
 using Element = float;    // of tensors in memory
 using Compute = float;    // of everything else
 
@@ -626,7 +622,7 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
                     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                         for (int half = 0; half < 2; ++half)
-                            of_tile[m][half] = of_tile[m][half] + chosen(inside, pooled[own_d][own_h][own_w][m][half], Compute(0));
+                            if (inside) of_tile[m][half] = of_tile[m][half] + pooled[own_d][own_h][own_w][m][half];
                 }
 #pragma unroll
         for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = total[i / 2][i % 2] + of_tile[i / 2][i % 2];
@@ -708,7 +704,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_max_mean_div_add_sum_215394d0_sm_{arch}",
+        name=f"fused_conv_max_mean_div_add_sum_f675493e_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],

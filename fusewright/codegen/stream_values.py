@@ -17,6 +17,7 @@ from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Window
+from fusewright.schedule.look_through import look_through
 from fusewright.schedule.stream_record import Part, Place, Read, Stream, Within, is_inside
 
 
@@ -137,7 +138,8 @@ class StreamValues(ABC):
         index, rows = self._found_index(r.indices, element), self._rows(r)
         if is_inside(r):
             return [f"const index_t {self.row_of(r)} = {index};"]
-        wraps = isinstance(r.value.op, ops.Embedding) and r.value.op.wraps
+        entry = look_through(r.value)[0].op
+        wraps = isinstance(entry, ops.Embedding) and entry.wraps and not r.indices.computed
         if r.ignored in (None, ops.NEVER) and not wraps:
             return [f"const index_t {self.row_of(r)} = row_of(d, {index}, {rows});"]
         given = self._index(r)
