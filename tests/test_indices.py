@@ -166,7 +166,7 @@ def test_what_is_picked_elsewhere_is_not() -> None:
     ):
         model = Several(function)
         built = pipeline.build(model, (x,), {}, kernels="never", measure=False)
-        assert "gather" in built.program.source or "nll_loss" in built.program.source
+        assert "gather" in built.program.source
         torch.testing.assert_close(built.program.functions()[1](None, x), model(x))
 
 

@@ -17,7 +17,6 @@ from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Window
-from fusewright.schedule.look_through import look_through
 from fusewright.schedule.stream_record import Part, Place, Read, Stream, Within, is_inside
 
 
@@ -138,12 +137,10 @@ class StreamValues(ABC):
         index, rows = self._found_index(r.indices, element), self._rows(r)
         if is_inside(r):
             return [f"const index_t {self.row_of(r)} = {index};"]
-        entry = look_through(r.value)[0].op
-        wraps = isinstance(entry, ops.Embedding) and entry.wraps and not r.indices.computed
-        if r.ignored in (None, ops.NEVER) and not wraps:
+        if r.ignored in (None, ops.NEVER) and not r.wraps:
             return [f"const index_t {self.row_of(r)} = row_of(d, {index}, {rows});"]
         given = self._index(r)
-        row = f"{given} < 0 ? {given} + {rows} : {given}" if wraps else f"{given} == {r.ignored} ? 0 : {given}"
+        row = f"{given} < 0 ? {given} + {rows} : {given}" if r.wraps else f"{given} == {r.ignored} ? 0 : {given}"
         return [f"const long long {given} = {index};", f"const index_t {self.row_of(r)} = row_of(d, {row}, {rows});"]
 
     def _found_index(self, indices: Read, element: str) -> str:

@@ -8,7 +8,7 @@ others are those of the convolution of stride k.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusewright.ir.build import reshape
@@ -108,6 +108,11 @@ class Made:
         for node in self.nodes:
             found[node] = remade(node, (a if a is None else found.get(a, a) for a in node.args))
         return found[self.root]
+
+    def dense(self, dims: Iterable[int]) -> dict[int, Dense]:
+        """Those of some dimensions along which all gaps are alike, without them."""
+        found = {d: along_dim(self.conv, d) for d in dims if d in self.free}
+        return {d: dense for d, dense in found.items() if dense is not None}
 
     def of_gaps(self) -> Node:
         """What it is at a gap, of one element along the dimensions of positions."""

@@ -17,7 +17,7 @@ from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Cat, Expand, Pool, RangeSum, Reduce, Slice, Slot
 from fusewright.ir.slots import solve
 from fusewright.ir.types import Size
-from fusewright.rules.gap_positions import Dense, Dims, Made, along_dim, made_of, without_gaps
+from fusewright.rules.gap_positions import Dense, Dims, Made, made_of, without_gaps
 from fusewright.rules.linear import reduced_dims, slots_along
 from fusewright.rules.rule import Match, Rule, op, rule
 
@@ -64,8 +64,7 @@ def _inside(start: int, count: int, length: int) -> int:
 
 def _dense_dims(root: Node, made: Made) -> Dims:
     """The reduced dimensions along which gaps can be left out."""
-    found = {d: along_dim(made.conv, d) for d in reduced_dims(root) if d in made.free}
-    fitting = {d: _windowed(root, d, dense) for d, dense in found.items() if dense is not None}
+    fitting = {d: _windowed(root, d, dense) for d, dense in made.dense(reduced_dims(root)).items()}
     return {d: dense for d, dense in fitting.items() if dense is not None}
 
 
@@ -174,8 +173,7 @@ def _refuse_sum(m: Match) -> str | None:
 
 def _dense_of_sum(root: Node, made: Made) -> Dims:
     """The reduced dimensions that have gaps, with as many positions as some window reads."""
-    found = {d: along_dim(made.conv, d) for d in reduced_dims(root) if d in made.free}
-    dense = {d: along for d, along in found.items() if along is not None and along.covered}
+    dense = {d: along for d, along in made.dense(reduced_dims(root)).items() if along.covered}
     if isinstance(root.op, Reduce):
         return dense
     if isinstance(root.op, Pool):
@@ -256,8 +254,7 @@ def _made_by_channels(root: Node) -> Made | None:
 
 def _gaps_of(made: Made) -> Dims:
     """The dimensions that have gaps at which all is the same."""
-    found = {d: along_dim(made.conv, d) for d in made.free}
-    return {d: dense for d, dense in found.items() if dense is not None and dense.covered}
+    return {d: dense for d, dense in made.dense(made.free).items() if dense.covered}
 
 
 @rule(

@@ -196,7 +196,8 @@ class Axes:
         index = self._index(indices, place, own[:-1])
         if not index.computed and not self._alone(leaf, entry, tree):
             return None
-        return Read(leaf, weight, place, (None, own[-1]), indices=index)
+        wraps = entry.op.wraps and not index.computed  # from 0 on
+        return Read(leaf, weight, place, (None, own[-1]), indices=index, wraps=wraps)
 
     def _index(self, indices: Node, place: Place, dims: tuple[int | None, ...]) -> Read:
         """How indices are read, or computed where they depend on a position alone."""

@@ -59,6 +59,7 @@ class Part:
     dim: int
     begin: int
     length: int
+    wraps: bool = False
     negated: bool = False
 
 
@@ -84,6 +85,7 @@ class Read:
     indices  of a weight, which row is read; of classes, which one is
     at       along which dimension of the tensor these indices are
     ignored  of a loss of classes, an index at which it is 0; at all others it is the negative of an element
+    wraps    of a weight, whether negative indices count from the end
     negated  of a loss of classes, whether the negative of it is wanted: the element itself
     part     of a concatenation, which one it is
     within   of a view, where it lies along the dimensions that it does not have all of
@@ -99,6 +101,7 @@ class Read:
     indices: Read | None = None
     at: int = 0
     ignored: int | None = None
+    wraps: bool = False
     negated: bool = False
     part: Part | None = None
     within: tuple[Within, ...] = ()

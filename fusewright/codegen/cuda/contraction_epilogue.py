@@ -404,11 +404,8 @@ class Epilogue(ElementText):
     def result_of(self, value: str, lengths: tuple[str, str, str], local: Sequence[str]) -> Lines:
         """What to do with a finished value at position (p, q, r), which is `local` in the block's tile."""
         join = self.joining.join
-        if self.kind == "positions" and self.light:
-            return nest(CHANNELS, [f"if (inside) of_tile[m][half] = {join('of_tile[m][half]', value)};"])
         if self.kind == "positions":
-            there = f"chosen(inside, {value}, {self.joining.empty})"
-            return nest(CHANNELS, [f"of_tile[m][half] = {join('of_tile[m][half]', there)};"])
+            return nest(CHANNELS, [self.taken_in("of_tile[m][half]", value, "inside")])
         if self.kind == "all":
             own = self._over_own_channels(value)
             return [*own, f"of_tile = {join('of_tile', f'chosen(inside, over, {self.joining.empty})')};"]

@@ -93,6 +93,13 @@ class ValueText(Finish):
         light = all(isinstance(op, ops.Pointwise) and op.fn in LIGHT for op in functions)
         return light and len(functions) <= FEW and not self.c.elements
 
+    def taken_in(self, target: str, value: str, inside: str) -> str:
+        """The statement that joins a value to a running result, if its position is `inside`."""
+        if self.light:
+            return f"if ({inside}) {target} = {self.joining.join(target, value)};"
+        there = f"chosen({inside}, {value}, {self.joining.empty})"
+        return f"{target} = {self.joining.join(target, there)};"
+
     def read(self) -> list[tuple[Node, str]]:
         """What the trees read beside the value; the bias is added by the first of them."""
         bias, names = self.c.conv.args[2], operands(self.c)

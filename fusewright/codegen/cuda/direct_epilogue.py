@@ -237,11 +237,8 @@ class DirectEpilogue(ValueText):
         if not self.stays:
             return [*loops, along], [*lines, *self._to_strip(value)]
         target, inside = self._running
-        if not self.joining.at_once and self.light:
-            return [*loops, along], [*lines, f"if ({inside}) {target} = {self.joining.join(target, value)};"]
         if not self.joining.at_once:
-            there = f"chosen({inside}, {value}, {self.joining.empty})"
-            return [*loops, along], [*lines, f"{target} = {self.joining.join(target, there)};"]
+            return [*loops, along], [*lines, self.taken_in(target, value, inside)]
         each = nest([along], [*lines, f"values[r] = chosen({inside}, {value}, -Compute(INFINITY));"])
         return loops, ["Compute values[RUN];", *each, f"{target} = {self.joining.join(target, 'values')};"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from codegen.cuda import test_stream_kernels as cases
-from codegen.cuda.picked_cases import COMPARED, PICKED
+from codegen.cuda.picked_cases import COMPARED, PICKED, given_as
 from native_cases import quick
 from test_cpu_stream import check
 
@@ -16,7 +16,7 @@ from fusewright.runtime.native import launcher
 @pytest.mark.parametrize("name", quick(PICKED, "loss", "some ignored"))
 def test_picked(name: str) -> None:
     k = check(PICKED[name]())
-    assert k.looks_up and "row_of(d, " in k.source
+    assert k.looks_up and f"row_of(d, {given_as(name)}" in k.source
 
 
 @pytest.mark.parametrize("name", quick(COMPARED, "chosen"))

@@ -55,3 +55,8 @@ COMPARED: dict[str, Callable[[], Node]] = {
     "as they are": lambda: pointwise("mul", cast(inp(0, 40, 3, dtype=I64), F32), inp(1, 40, 3)),
     "chosen": lambda: pointwise("where", pointwise("lt", inp(0, 40, 3, dtype=I64), 4), inp(1, 40, 3), 0.5),
 }
+
+
+def given_as(name: str) -> str:
+    """How text calls the index of a case: as it is in memory, where none is ignored, else as it was given."""
+    return "d.indices1[" if name in ("elements", "elements, no vector") else "index"

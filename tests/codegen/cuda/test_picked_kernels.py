@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 import torch
-from codegen.cuda.picked_cases import COMPARED, I64, PICKED, loss
+from codegen.cuda.picked_cases import COMPARED, I64, PICKED, given_as, loss
 from codegen.cuda.test_stream_kernels import check, fold, graph_of, inp, pointwise, random, stream_of
 from emulation.emulate import ORDERS, EmulationError, emulate
 
@@ -20,7 +20,7 @@ from fusewright.schedule.stream import parse
 @pytest.mark.parametrize("name", PICKED)
 def test_picked(name: str) -> None:
     k = check(PICKED[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
-    assert k.looks_up and "row_of(d, " in k.source
+    assert k.looks_up and f"row_of(d, {given_as(name)}" in k.source
 
 
 @pytest.mark.parametrize("name", COMPARED)
