@@ -59,7 +59,6 @@ class Part:
     dim: int
     begin: int
     length: int
-    wraps: bool = False
     negated: bool = False
 
 
