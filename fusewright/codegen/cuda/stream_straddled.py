@@ -37,7 +37,8 @@ def straddled(s: Stream) -> int | None:
 
 def _is_whole(s: Stream, r: Read) -> bool:
     """Whether a tensor has an element for each of the value's, as they lie in memory."""
-    return r.axes == tuple(range(len(s.axes))) and r.step == 1
+    own = [d for d in r.dims if d is not None]
+    return r.axes == tuple(range(len(s.axes))) and r.step == 1 and own == sorted(own)
 
 
 class StraddledValues(Values):

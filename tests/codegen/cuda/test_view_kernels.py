@@ -100,3 +100,8 @@ def test_a_slice_that_others_use_as_well() -> None:
     """A view costs nothing: it may be read in both ways."""
     a, b = halves(inp(0, 5, 16), 1)
     check(pointwise("mul", pointwise("add", a, b), pointwise("tanh", a)))
+
+
+def test_rows_of_odd_length_that_are_turned() -> None:
+    """Vectors of memory would be of other rows than the result's."""
+    assert "straddled" not in check(CASES["heads, no vector"]()).source
