@@ -47,6 +47,7 @@ from fusewright.schedule.pools_by_axis import by_axis
 from fusewright.schedule.reduced_norms import of_norms
 from fusewright.schedule.reduced_shares import of_kept_rows
 from fusewright.schedule.single_columns import as_sums
+from fusewright.schedule.sums_apart import with_sums_apart
 from fusewright.schedule.taps_as_features import with_taps_as_features
 from fusewright.schedule.turned_products import as_they_lie
 from fusewright.schedule.views_first import rows_first, views_first
@@ -239,6 +240,8 @@ class _Passes:
     def shapes(self, graph: Graph) -> tuple[Graph, int]:
         """In the forms that families know, and how many products read what is turned as it lies."""
         moves, orders, sizes = self.tuner.moves, self.orders, (self.facts, self.hints, self.orders)
+        if moves:
+            graph = with_sums_apart(graph, self.cost, orders, self.tuner.seconds, alone=self.alone)
         graph = rows_first(views_first(by_axis(as_pools(graph, orders), orders), orders), orders)
         # In training, a product gives gradients in fewer passes.
         graph = as_sums(graph, *sizes) if moves and not self.training else graph

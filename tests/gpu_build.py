@@ -16,6 +16,7 @@ from fusewright import pipeline, tuning
 from fusewright.codegen import cuda
 from fusewright.kernel import Kernel
 from fusewright.runtime.launch import FORMATS
+from fusewright.schedule import contraction
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -53,6 +54,7 @@ def as_on_a_gpu(
     convolutions, and matmuls, may be rounded."""
     with (
         patch.dict(tuning.TARGETS, cpu=cuda),
+        patch.object(contraction, "has_strips", lambda device: False),
         patch.object(pipeline, "kernel_target", lambda device: None),
         patch.object(pipeline, "tf32_allowed", lambda precision: tf32),
     ):

@@ -29,6 +29,7 @@ CASES = {
     "all": ((2, 3), (3, 4), lambda y, b: (torch.sin(y) * b).logsumexp((1, 2, 3)), "sum("),
     "average pool": ((1, 1), (3, 3), lambda y, b: F.avg_pool2d(F.gelu(y) * b, 6), "sum("),
     "max pool": ((1, 1), (3, 3), lambda y, b: F.max_pool2d(torch.sin(y) * b, 6), "max("),
+    "joined windows": ((1, 1), (2, 2), lambda y, b: F.max_pool2d(y * b, (3, 7)).amax((1, 2, 3)), "max_P(maxpool("),
 }
 
 

@@ -7,6 +7,7 @@ What is made of each position's channels alone is the same at all gaps, and is c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import log, prod
 
@@ -19,6 +20,7 @@ from fusewright.ir.slots import solve
 from fusewright.ir.types import Size
 from fusewright.rules.gap_positions import Dense, Dims, Made, made_of, without_gaps
 from fusewright.rules.linear import reduced_dims, slots_along
+from fusewright.rules.pooling import padded_away
 from fusewright.rules.rule import Match, Rule, op, rule
 
 _CHOICE = {"max": "maximum", "min": "minimum"}
@@ -76,6 +78,8 @@ def _refuse_extreme(m: Match) -> str | None:
         return "the windows span channels"
     if isinstance(root.op, Pool) and not made.free.issuperset(reduced_dims(root)):
         return "what is pooled has another operand of each position"
+    if padded_away(root):
+        return "a window lies in the padding alone"
     dense = _dense_dims(root, made)
     if not dense:
         return "no reduced dimension has gaps at which its windows are alike"
@@ -124,6 +128,78 @@ def _over_others(root: Node, dense: Dims) -> Pool | Reduce:
         i = d - (root.ndim - len(op.kernel))
         kernel[i], stride[i], padding[i] = along.kernel, along.step, along.before
     return replace(op, kernel=tuple(kernel), stride=tuple(stride), padding=tuple(padding))
+
+
+def _dense_under_windows(outer: Node, pool: Node, made: Made) -> Dims:
+    """The dimensions that `outer` reduces, and that have gaps, with as many positions as windows of `pool` reach; those
+    windows overlap or touch, and some of the gaps lie in them."""
+    op, spatial = pool.op, pool.ndim - len(pool.op.kernel)  # type: ignore[attr-defined]
+    assert isinstance(op, Pool)
+    found = {}
+    for d, along in made.dense(reduced_dims(outer)).items():
+        i, slots, length = d - spatial, pool.shape[d], made.conv.shape[d]
+        if i < 0 or op.dilation[i] > 1 or op.stride[i] > op.kernel[i] or along.run > 1:
+            continue
+        assert isinstance(slots, int) and isinstance(length, int)
+        stop = min(length, (slots - 1) * op.stride[i] + op.kernel[i] - op.padding[i])
+        kept = min(along.length, -((along.first - stop) // along.stride))
+        if 0 < kept < stop:
+            found[d] = replace(along, kept=kept, covered=True)
+    return found
+
+
+def _refuse_windows(m: Match) -> str | None:
+    outer, pool = m["outer"], m["pool"]
+    if getattr(outer.op, "kind", "") != getattr(pool.op, "kind", ""):
+        return "the two reduce differently"
+    made = made_of(pool.arg(0))
+    if made is None:
+        return "what is pooled is not made of a transposed convolution, position by position"
+    if reduced_dims(pool)[0] < 2:
+        return "the windows span channels"
+    if not made.free.issuperset(reduced_dims(pool)):
+        return "what is pooled has another operand of each position"
+    if padded_away(pool):
+        return "a window lies in the padding alone"
+    return None if _dense_under_windows(outer, pool, made) else "no reduced dimension has gaps under joined windows"
+
+
+@rule(
+    "max_P(maxpool(f(conv_transpose_s(x, w) + b))) = max(f(b), max_P(f(conv_transpose_1(x, w) + b)))",
+    pattern=op("outer", Reduce, of=(op("pool", Pool),), where=_is_extreme),
+    condition=_refuse_windows,
+    exactness="reassociates",
+)
+def extreme_of_windows_beside_gaps(m: Match) -> Node:
+    """max over positions of max pools of a transposed convolution with gaps -> max(b, max over its other positions
+    that some window has); likewise min, and of what is made of its positions one by one.
+
+    x (N, C, *L), w (C, O/g, *K), one tap or taps a stride apart; windows that overlap or touch, and may stop short of
+    the end, where plain maxima of all positions would not do.  Class reassociates: another kernel's order.
+    """
+    outer, pool = m["outer"], m["pool"]
+    made = made_of(pool.arg(0))
+    assert made is not None
+    dense = _dense_under_windows(outer, pool, made)
+    gaps = make(outer.op, made.of_gaps())
+    others = make(outer.op, _pooled_elsewhere(pool, made.of(without_gaps(made.conv, dense)), dense))
+    return pointwise(_CHOICE[outer.op.kind], others, gaps)  # type: ignore[attr-defined]
+
+
+def _pooled_elsewhere(pool: Node, x: Node, dims: Iterable[int]) -> Node:
+    """The windows of `pool` over x, along other dimensions than these."""
+    op, done = pool.op, {d - x.ndim for d in dims}
+    assert isinstance(op, Pool)
+    trailing = range(-len(op.kernel), 0)
+    kernel, stride = (tuple(1 if d in done else n[d] for d in trailing) for n in (op.kernel, op.stride))
+    padding, dilation = (
+        tuple(v if d in done else n[d] for d in trailing) for n, v in ((op.padding, 0), (op.dilation, 1))
+    )
+    return (
+        x
+        if set(kernel) == set(stride) == {1}
+        else make(replace(op, kernel=kernel, stride=stride, padding=padding, dilation=dilation), x)
+    )
 
 
 # -- sums
@@ -301,4 +377,4 @@ def _joined(parts: list[Node], d: int) -> Node:
     return make(Cat(d), *parts) if len(parts) > 1 else parts[0]
 
 
-RULES: tuple[Rule, ...] = (extreme_beside_gaps, sum_beside_gaps, channels_between_gaps)
+RULES: tuple[Rule, ...] = (extreme_beside_gaps, extreme_of_windows_beside_gaps, sum_beside_gaps, channels_between_gaps)

@@ -497,13 +497,18 @@ def window_sums(conv: Node) -> Box | None:
         scale *= slots[0].scale
     size, step, stride, before, behind = (_three(list(numbers)) for numbers in zip(*found, strict=True))
     box = Box(size, step, scale, stride, before, behind)
-    fits = _in_strips(box) if x.device.type == "cpu" else stride == (1, 1, 1) and _in_lanes(conv, box)
+    fits = _in_strips(box) if has_strips(x.device) else stride == (1, 1, 1) and _in_lanes(conv, box)
     if not (box.plain or fits):
         return None
     apart = all((n - 1) * k + 1 <= s for n, k, s in zip(size, step, stride, strict=True))
     if apart and isinstance(x.arg(0).op, ops.Pointwise):
         return None  # the kernel that computes x sums it as well, and writes less
     return box if prod(size) > 1 else None
+
+
+def has_strips(device: torch.device) -> bool:
+    """Whether kernels go through rows in strips, as those of a CPU do."""
+    return device.type == "cpu"
 
 
 def _in_strips(box: Box) -> bool:

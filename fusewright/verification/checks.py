@@ -71,7 +71,22 @@ def _metadata(context: Context, name: str) -> Check:
                 raise Fault(f"output {i} has strides {b.stride()}, not {a.stride()}")
             if a.requires_grad != b.requires_grad:
                 raise Fault(f"output {i} has requires_grad {b.requires_grad}, not {a.requires_grad}")
+        _same_trained(context, eager, tried)
     return Check(name, True)
+
+
+def _same_trained(context: Context, eager: Run, tried: Run) -> None:
+    """Raises `Fault` where eager gives a gradient to something that no module has, and the candidate does not."""
+    known = {
+        id(x) for module in (context.reference, context.candidate) for x in (*module.parameters(), *module.buffers())
+    }
+    known |= set(map(id, tried.trained))
+    lost = next((x for x in eager.trained if id(x) not in known), None)
+    if lost is not None:
+        raise Fault(
+            f"a trainable tensor of shape {tuple(lost.shape)} that is no parameter of the model gets no gradient; "
+            "make it an attribute of the model"
+        )
 
 
 def _strides(x: Tensor) -> list[int]:

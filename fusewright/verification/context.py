@@ -46,13 +46,17 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """What one forward call (and backward, where asked for) gave and left behind."""
+    """What one forward call (and backward, where asked for) gave and left behind.
+
+    trained  what else than its inputs gets a gradient
+    """
 
     outputs: list[Any]
     structure: TreeSpec
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
     inputs: list[Tensor]
+    trained: list[Tensor]
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
@@ -188,9 +192,10 @@ class Context:
             passed = iter(given)
             reseed(self.options.seed)
             outputs, structure = tree_flatten(call.map(lambda _: next(passed))(module))
+            trained = _leaves(outputs, besides=leaves) if grad else []
             gradients = self._gradients(module, leaves, outputs) if grad else {}
         buffers = {name: x.detach().clone() for name, x in module.named_buffers()}
-        return Run(outputs, structure, gradients, buffers, [x.detach() for x in given])
+        return Run(outputs, structure, gradients, buffers, [x.detach() for x in given], trained)
 
     def _gradients(self, module: nn.Module, leaves: list[Tensor], outputs: list[Any]) -> dict[str, Tensor | None]:
         ends = [x for x in outputs if is_real(x) and x.requires_grad]
@@ -396,3 +401,17 @@ def summary(error: BaseException) -> str:
 
 def _plain(value: object) -> object:
     return tuple(value) if isinstance(value, torch.Size) else value
+
+
+def _leaves(outputs: list[Any], *, besides: list[Tensor]) -> list[Tensor]:
+    """The tensors that get a gradient from real `outputs`, but for some."""
+    stack = [x.grad_fn for x in outputs if isinstance(x, Tensor) and x.grad_fn is not None]
+    seen, found = set(stack), dict[int, Tensor]()
+    while stack:
+        step = stack.pop()
+        if hasattr(step, "variable"):  # of those that add to a leaf's gradient
+            found[id(step.variable)] = step.variable
+        behind = {before for before, _ in step.next_functions if before is not None} - seen
+        seen |= behind
+        stack += behind
+    return [x for key, x in found.items() if key not in set(map(id, besides))]

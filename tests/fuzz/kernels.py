@@ -45,6 +45,7 @@ from fusewright.pipeline import Built
 from fusewright.runtime import nvrtc
 from fusewright.runtime.device import DeviceFacts
 from fusewright.runtime.operators import operator
+from fusewright.schedule import contraction
 
 # A large GPU, so that rewriting does what it does there.
 FACTS = DeviceFacts("GPU", conv=1.2e14, matmul=5e13, wide=5e13, memory=3.5e12, reduce=3e12, window=3e11, launch=6e-6)
@@ -147,6 +148,7 @@ def _built(call: Call) -> Built:
     def once() -> Built:
         with (
             patch.dict(tuning.TARGETS, cpu=cuda),
+            patch.object(contraction, "has_strips", lambda device: False),
             patch.object(pipeline, "kernel_target", lambda device: None),
             patch.object(pipeline, "device_facts", lambda device: FACTS),
             patch.object(pipeline, "tf32_allowed", lambda precision: (False, False)),

@@ -85,6 +85,17 @@ def windows_with_gaps(draw: Draw) -> Node:
 
 
 @st.composite
+def pools_with_gaps(draw: Draw) -> Node:
+    """A max or min over positions of pools of functions of such a convolution."""
+    conv, kind = draw(convs_with_gaps()), draw(st.sampled_from(("max", "min")))
+    inner = _windows(draw, draw(functions(conv)), conv.op.stride, kind)  # type: ignore[attr-defined]
+    dims = draw(st.sets(st.sampled_from(range(2, conv.ndim)), min_size=1)) | ({1} if draw(st.booleans()) else set())
+    root = reduce(kind, inner, *sorted(dims), keepdim=draw(st.booleans()))
+    assume(rules.extreme_of_windows_beside_gaps.condition({"outer": root, "pool": inner}) is None)
+    return root
+
+
+@st.composite
 def sums_with_gaps(draw: Draw) -> Node:
     """A sum, a mean or a logsumexp over positions of functions of such a convolution, or averages of windows."""
     conv = draw(convs_with_gaps())
@@ -131,6 +142,8 @@ def square(y: Node) -> Node:
 ALIKE = "no reduced dimension has gaps at which its windows are alike"
 NONE = "no reduced dimension has gaps of which its windows hold alike shares"
 EXTREME = "what is reduced is not made of a transposed convolution, position by position"
+POOLED = "what is pooled is not made of a transposed convolution, position by position"
+UNDER = "no reduced dimension has gaps under joined windows"
 SUM = "what is summed is no function of a transposed convolution, position by position"
 CHANNELS = "what is reduced is no function of a transposed convolution, position by position"
 SPECS = [
@@ -157,7 +170,45 @@ SPECS = [
             f"{ALIKE} # dilated": lambda: pool(line(2, 2, 2), "max", 3, dilation=(2,), stride=(2,)),
             f"{ALIKE} # gaps alone": lambda: pool(line(1, 4, 1, padding=2), "max", 2, stride=(4,)),
             "a window holds no gap": lambda: pool(line(2, 2, 2), "max", 1, stride=(2,)),
+            "a window lies in the padding alone": lambda: pool(
+                conv(inp(2, 3, 4, 1), inp(3, 2, 1, 1), stride=(2, 1), transposed=True),
+                *("max", 2, 2),
+                stride=(2, 1),
+                padding=(0, 1),
+                dilation=(1, 2),
+            ),
             "# a sum": lambda: reduce("sum", gappy(), 2, 3),
+        },
+    ),
+    RuleSpec(
+        rules.extreme_of_windows_beside_gaps,
+        lambda: reduce("max", pool(pointwise("mul", gappy(), inp(6, 1, 1)), "max", 2, 7, stride=(2, 5)), 1, 2, 3),
+        pools_with_gaps(),
+        {
+            "the two reduce differently": lambda: reduce("min", pool(gappy(), "max", 2, 7), 2, 3),
+            POOLED: lambda: reduce("max", pool(conv(inp(2, 3, 9), inp(2, 3, 1), stride=2), "max", 2), 2),
+            "the windows span channels": lambda: reduce("max", pool(gappy(), "max", 3, 4, 6), 2, 3),
+            "what is pooled has another operand of each position": lambda: reduce(
+                "max", pool(pointwise("mul", gappy(), inp(9, 1)), "max", 2, 7), 2, 3
+            ),
+            "a window lies in the padding alone": lambda: reduce(
+                "max",
+                pool(
+                    conv(inp(2, 3, 4, 1), inp(3, 2, 1, 1), stride=(2, 1), transposed=True),
+                    *("max", 2, 2),
+                    stride=(2, 1),
+                    padding=(0, 1),
+                    dilation=(1, 2),
+                ),
+                2,
+            ),
+            f"{UNDER} # only channels": lambda: reduce("max", pool(gappy(), "max", 2, 7), 1),
+            f"{UNDER} # between windows": lambda: reduce("max", pool(line(1, 2, 1), "max", 2, stride=(3,)), 2),
+            f"{UNDER} # few neighbours": lambda: reduce("max", pool(line(2, 3, 1), "max", 2), 2),
+            f"{UNDER} # taps between": lambda: reduce("max", pool(line(2, 2, 3), "max", 2), 2),
+            f"{UNDER} # not in a window": lambda: reduce(
+                "max", pool(line(1, 8, 1, length=2), "max", 1, stride=(9,)), 2
+            ),
         },
     ),
     RuleSpec(

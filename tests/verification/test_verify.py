@@ -590,6 +590,28 @@ def test_every_output_is_compared(fault: type[nn.Module]) -> None:
     assert "example" in failed(verify(Two(), fault(), inputs))
 
 
+ELSEWHERE = nn.Parameter(torch.tensor(1.5))
+
+
+class TrainsElsewhere(ConvNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * ELSEWHERE
+
+
+class ForgetsElsewhere(ConvNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * ELSEWHERE.detach()
+
+
+def test_lost_gradient_of_what_is_no_parameter_is_caught() -> None:
+    """`torch.export` takes what is neither an attribute nor passed for a constant."""
+    x = torch.randn(4, 3, 9, 9)
+    assert verify(TrainsElsewhere(), TrainsElsewhere(), (x,)).ok
+    verdict = verify(TrainsElsewhere(), ForgetsElsewhere(), (x,))
+    assert failed(verdict) == {"metadata"}
+    assert r"a trainable tensor of shape () that is no parameter of the model gets no gradient" in details(verdict)
+
+
 class WrongIndex(Tokens):
     def forward(self, tokens: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
         out = super().forward(tokens, scale)
