@@ -6,6 +6,7 @@
     python benchmarks/tiles.py --models one_tap --each 3 --out one_tap.json
     python benchmarks/tiles.py --models large --each 3 --out benchmarks/results/h200_halves_of_tf32.json
     python benchmarks/tiles.py --models pairs --out benchmarks/results/h200_pairs.json
+    python benchmarks/tiles.py --models windows --each 3 --out benchmarks/results/h200_windows_fetched.json
     python benchmarks/tiles.py --models "" --rows 24,9 --each 8 --out rows.json           # random models of seed 1
 
 Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
@@ -35,10 +36,10 @@ from fusewright.measure import environment, save_results
 from fusewright.pipeline import build
 from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
-from fusewright.schedule import warpgroup, warpgroup_pools, warpgroup_positions
+from fusewright.schedule import warpgroup, warpgroup_pools, warpgroup_positions, warpgroup_windows
 from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.group import Group
+from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.warpgroup_staging import in_halves, takes_halves, vector
 from fusewright.tuning import Decision, Tuner
 
@@ -56,6 +57,7 @@ class Model(nn.Module):
 
 
 WAYS = {"features": warpgroup, "positions": warpgroup_positions, "pools": warpgroup_pools}
+FINDERS = (*WAYS.values(), warpgroup_windows)
 
 
 def transposed() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
@@ -155,6 +157,25 @@ def large() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     yield "convT3d 32->64 k3 s2, relu", volume, _x(16, 32, 16, 32, 32)
 
 
+def windows() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Average pools that slide ahead of convolutions."""
+    image = Model(nn.Conv2d(8, 64, 3), lambda y: pooled(y, 4).sigmoid().sum((1, 2, 3)))
+    yield "conv2d 8->64 k3, avgpool 4, sigmoid, sum", image, _x(128, 8, 384, 384)
+    written = Model(nn.Conv2d(16, 32, 3), lambda y: torch.relu(pooled(y, 2)))
+    yield "conv2d 16->32 k3, avgpool 2, relu", written, _x(64, 16, 256, 256)
+    dilated = Model(nn.Conv2d(24, 78, (3, 2), dilation=2), lambda y: pooled(y, 6).tanh())
+    yield "conv2d 24->78 k3,2 d2, avgpool 6, tanh", dilated, _x(16, 24, 352, 360)
+    signal = Model(nn.Conv1d(32, 96, 7), lambda y: torch.avg_pool1d(y, 4).relu().amin(1))
+    yield "conv1d 32->96 k7, avgpool 4, relu, min", signal, _x(16, 32, 2**18)
+    volume = Model(nn.Conv3d(8, 16, 3), lambda y: nn.functional.avg_pool3d(y, 2).sigmoid().mean((2, 3, 4)))
+    yield "conv3d 8->16 k3, avgpool 2, sigmoid, mean", volume, _x(64, 8, 32, 64, 64)
+
+
+def pooled(y: torch.Tensor, size: int) -> torch.Tensor:
+    """Averages of square windows."""
+    return nn.functional.avg_pool2d(y, size)
+
+
 MODELS = {
     "large": large,
     "softmaxes": softmaxes,
@@ -163,6 +184,7 @@ MODELS = {
     "unfolded": unfolded,
     "one_tap": one_tap,
     "pairs": pairs,
+    "windows": windows,
 }
 
 
@@ -200,9 +222,14 @@ class Table:
     def _tiles(self, c: Contraction, tuner: Tuner, group: Group, options: list[Any]) -> Iterator[tuple[float, Any]]:
         yield 0.0, options[0]
         lengths = cuda._cells(c, tuner.hints)
-        for way in WAYS.values():
+        for way in FINDERS:
             plain = list(self._few(c, way.shortlist(c, lengths, 400, tf32=True)))
             yield from ((score, cuda._of_warpgroup(c, t, None)) for score, t in plain)
+            if way is warpgroup_windows:
+                samples = sizes(c.x, tuner.hints)[0]
+                parts = ((score, t, cuda.warpgroup.blocks_per_sample(c, t, samples, lengths)) for score, t in plain)
+                yield from ((score, cuda._of_warpgroup(c, t, n)) for score, t, n in parts if n is not None)
+                continue
             if takes_halves(c, tf32=True):
                 for score, found in self._few(in_halves(c), way.shortlist(in_halves(c), lengths, 400, tf32=True)):
                     t = changed(found, halves=True)
@@ -213,12 +240,19 @@ class Table:
             yield from ((0.0, o) for o in [o for o in options if key in o][: self.each])
 
     def _few(self, c: Contraction, ways: list[list[tuple[float, Any]]]) -> Iterator[tuple[float, Any]]:
-        met: dict[tuple[int, bool, str, int, int], int] = {}
+        met: dict[tuple[object, ...], int] = {}
         for score, t in chain(*ways):
-            kind = t.joined, getattr(t, "spread", 0) > 0, t.unfolded, t.producers, t.chunk // vector(c) % 2
+            kind = _kind(c, t)
             met[kind] = met.get(kind, 0) + 1
             if met[kind] <= self.each:
                 yield score, t
+
+
+def _kind(c: Contraction, t: Any) -> tuple[object, ...]:
+    """What tiles of one kind have in common."""
+    if isinstance(t, warpgroup_windows.WindowTile):
+        return t.near, t.buffers, t.own_h, t.own_w
+    return t.joined, getattr(t, "spread", 0) > 0, t.unfolded, t.producers, t.chunk // vector(c) % 2
 
 
 def main() -> None:

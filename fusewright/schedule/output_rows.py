@@ -9,8 +9,10 @@ rows are whole sectors, the way through shared memory costs more than it saves.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from fusewright.schedule.changed import changed
@@ -66,6 +68,36 @@ class _Tile(Cut, Protocol):
 T = TypeVar("T", bound=_Tile)
 
 
+@cache
+def banks_of_runs(count: int) -> int:
+    """Banks from feature to feature where four lanes have a feature's runs of `count` numbers side by side, and store
+    as large a part of them at a time as vectors have: where lanes that are served together meet least."""
+    part = next(n for n in (4, 2, 1) if count % n == 0)
+
+    def meeting(banks: int) -> int:
+        first = (banks * feature + count * quad for feature in range(8 // part) for quad in range(4))
+        return _most_in_a_bank(one + i for one in first for i in range(part))
+
+    found: int = min((count * 4 % BANKS, *range(0, BANKS, part)), key=meeting)
+    return found
+
+
+@cache
+def banks_of_columns(count: int) -> int:
+    """The same where lanes have numbers of every other feature, of eight cells that are `count` numbers apart."""
+
+    def meeting(banks: int) -> int:
+        return _most_in_a_bank(2 * banks * quad + count * cell for quad in range(4) for cell in range(8))
+
+    found: int = min((4, *range(BANKS)), key=meeting)
+    return found
+
+
+def _most_in_a_bank(places: Iterable[int]) -> int:
+    """How many of some numbers are in the bank that has most of them."""
+    return max(Counter(place % BANKS for place in places).values())
+
+
 def rows_bytes(t: Cut) -> int:
     """Bytes of a block's shared memory that rows take until they are written, as floats."""
     teams = t.warps // t.team.warps
@@ -88,10 +120,10 @@ def as_written(
     c: Contraction, tiles: Iterable[T], row: int, of_phases: Callable[[T], T | None] = lambda t: None
 ) -> Iterator[T]:
     """The tiles, each with the better way to write rows of so many cells; `of_phases` gives a tile that writes those of
-    two phases so."""
+    several phases so, of more than two of which lanes have no whole parts of memory."""
     w = c.axes[2]
     plain = w.stride == 1 and w.start == 0 and all(p.elements == (0,) for p in w.phases)
-    pays = _written(c) and not _whole(c, row) and c.root.dtype.itemsize <= 4
+    pays = _written(c) and not (_whole(c, row) and len(w.phases) <= 2) and c.root.dtype.itemsize <= 4
     for t in tiles:
         one_by_one = plain if c.window is None else t.team.pooled
         rows = (changed(t, by_rows=True) if one_by_one else of_phases(t)) if pays else None

@@ -15,7 +15,7 @@ from math import ceil, inf, prod
 
 from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.output_rows import Team, rows_bytes
+from fusewright.schedule.output_rows import Team, banks_of_runs, rows_bytes
 from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_choice import chunk_sizes, few_of_each, leanest, rows_at_a_time, slices
 from fusewright.schedule.warpgroup_estimate import HOPELESS, scored
@@ -27,9 +27,9 @@ from fusewright.schedule.warpgroup_staging import (
     WATCHING,
     Products,
     WarpgroupCut,
-    couples,
     joinable,
     passes,
+    phases_side_by_side,
     takes,
     two_by_two,
     vectors_by_thread,
@@ -55,7 +55,7 @@ class WarpgroupTile(WarpgroupCut):
     groups_m, groups_h, groups_w   warpgroups side by side over features, rows and columns
     cells_d, cells_h, eights_w   cells of a warpgroup
 
-    coupled   whether rows that are written by way of shared memory have the positions of two phases
+    coupled   phases whose positions are neighbours of rows that are written by way of shared memory, if there are any
 
     The rows that wait in registers are the weights of one tap, for all positions.
     """
@@ -67,7 +67,7 @@ class WarpgroupTile(WarpgroupCut):
     cells_d: int
     cells_h: int
     eights_w: int
-    coupled: bool = False
+    coupled: int = 0
 
     @property
     def warps(self) -> int:
@@ -100,10 +100,12 @@ class WarpgroupTile(WarpgroupCut):
     @property
     def team(self) -> Team:
         """A warp has 16 features of all of a warpgroup's columns."""
-        return Team(16 * self.eights_w, 1, 16) if self.coupled else Team(8 * self.eights_w, 1, 8)
+        phases = self.coupled or 1
+        return Team(8 * phases * self.eights_w, 1, banks_of_runs(2 * phases))
 
     def by_rows_of_phases(self, c: Contraction) -> WarpgroupTile | None:
-        return changed(self, by_rows=True, coupled=True) if couples(c, self) else None
+        phases = phases_side_by_side(c, self)
+        return changed(self, by_rows=True, coupled=phases) if phases else None
 
     @property
     def traits(self) -> tuple[object, ...]:

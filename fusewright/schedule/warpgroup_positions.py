@@ -19,7 +19,7 @@ from math import ceil, inf
 
 from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction, remembered
-from fusewright.schedule.output_rows import Team, rows_bytes
+from fusewright.schedule.output_rows import Team, banks_of_columns, rows_bytes
 from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_choice import chunk_sizes, few_of_each, leanest, rows_at_a_time, slices
 from fusewright.schedule.warpgroup_estimate import HOPELESS, scored
@@ -34,6 +34,7 @@ from fusewright.schedule.warpgroup_staging import (
     WarpgroupCut,
     joinable,
     passes,
+    phases_side_by_side,
     takes,
     two_by_two,
     vectors_by_thread,
@@ -94,6 +95,7 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     cells_d, tiles_h, tiles_w   so many times those cells that a warpgroup has along d, h, w
     spread    zero, or the columns of a product whose taps along w are spread: those of all features, in eights
     lost      cells at the end of a block's row that only help others: their own taps go beyond it
+    coupled   phases whose positions are neighbours of rows that are written by way of shared memory, if there are any
 
     The rows that wait in registers are positions of one row of the input, for all rows of taps that cells read it with.
     """
@@ -107,6 +109,7 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     tiles_w: int
     spread: int = 0
     lost: int = 0
+    coupled: int = 0
 
     @property
     def warps(self) -> int:
@@ -148,7 +151,13 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         """Lanes have every eighth position; those of taps that are spread lie elsewhere."""
         if self.spread:
             return Team(0, 1, 4)
-        return Team(64 * self.tiles_w, 4, 4) if self.wide else Team(8 * self.tiles_w, 1, 4)
+        phases, warps = self.coupled or 1, 4 if self.wide else 1
+        return Team(8 * self.own[2] * phases * warps, warps, banks_of_columns(phases))
+
+    def by_rows_of_phases(self, c: Contraction) -> PositionTile | None:
+        """Of two phases lanes write the neighbours that they have, which takes no longer."""
+        phases = 0 if self.spread else phases_side_by_side(c, self)
+        return changed(self, by_rows=True, coupled=phases) if phases > 2 else None
 
     @property
     def traits(self) -> tuple[object, ...]:

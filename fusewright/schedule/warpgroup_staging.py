@@ -150,8 +150,7 @@ class WarpgroupCut:
         """Warps with positions of a row side by side."""
 
     def by_rows_of_phases(self, c: Contraction) -> Self | None:
-        """The tile that writes rows by way of shared memory where two phases along w share a pass, if it is faster: of
-        a position's lanes, which have few neighbours of a row and many features, it is not."""
+        """The tile that writes rows by way of shared memory where phases along w share a pass, if it is faster."""
         return None
 
     @abstractmethod
@@ -494,8 +493,15 @@ def two_by_two(c: Contraction, t: WarpgroupCut) -> bool:
     return t.chunk // vector(c) % 2 == 0
 
 
+def phases_side_by_side(c: Contraction, t: WarpgroupCut) -> int:
+    """How many phases there are along w where each has one position of a cell, neighbours in the output, all of which
+    one pass computes and writes; 0 where none are so."""
+    w, count = c.axes[2], len(c.axes[2].phases)
+    each = [p.elements for p in w.phases] == [(i,) for i in range(count)] and (w.stride, w.start) == (count, 0)
+    written = c.fold is None and c.window is None and not c.channels_last
+    return count if count > 1 and each and written and t.joined else 0
+
+
 def couples(c: Contraction, t: WarpgroupCut) -> bool:
-    """Whether both positions of the cells along w are written in one pass, as neighbours in the output."""
-    w = c.axes[2]
-    both = [p.elements for p in w.phases] == [(0,), (1,)] and (w.stride, w.start) == (2, 0)
-    return both and t.joined > 0 and c.fold is None and c.window is None and not c.channels_last
+    """Whether positions of phases are written as neighbours: of two from registers, of more from shared memory."""
+    return phases_side_by_side(c, t) == 2 or (phases_side_by_side(c, t) > 2 and t.by_rows)

@@ -173,10 +173,11 @@ __device__ __forceinline__ void write_runs(const float* rows, $type* to, long lo
             $type* const row = to + feature * plane + at[i];
 #pragma unroll
             for (int k = 0; k < PARTS; ++k) {
+                if (at[i] >= count - PART * k || (k == 0 && at[i] < 0)) continue;
                 Run run;
 #pragma unroll
                 for (int j = 0; j < RUN; ++j) run.element[j] = narrow_to<$type>::of($change);
-                if (at[i] < count - PART * k && (k > 0 || at[i] > -1)) *reinterpret_cast<Run*>(row + PART * k) = run;
+                *reinterpret_cast<Run*>(row + PART * k) = run;
             }
         }
     }

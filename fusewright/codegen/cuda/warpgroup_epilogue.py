@@ -18,16 +18,16 @@ from fusewright.schedule.axes import Phase
 from fusewright.schedule.kept_channels import KeptChannels
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup_positions import PositionTile
-from fusewright.schedule.warpgroup_staging import couples
+from fusewright.schedule.warpgroup_staging import couples, phases_side_by_side
 from fusewright.schedule.warpgroup_windows import WindowTile
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a thread has of a row where two phases along w are computed in one pass.
+    """What a thread has of a row where phases along w are computed in one pass.
 
     own_w    text: its cell along w in turn `s`; `taken` of its slots are taken in each
-    values   the accumulators, `acc` of the first and `beside` of the second phase, as they lie in the output
+    values   the accumulators, `acc` of the first phase and `beside` of others, as they lie in the output
     others   the text of how they are written where rows are no number of runs
     """
 
@@ -37,9 +37,14 @@ class Run:
     others: str
 
 
+def beside(count: int) -> list[str]:
+    """What the accumulators of so many phases along w are called."""
+    return ["acc", *("beside" if i == 1 else f"beside_{i}" for i in range(1, count))]
+
+
 @dataclass(frozen=True)
 class PhasesEpilogue(Epilogue):
-    """Phases may share a pass; where two of them are neighbours along w and written, that happens at once."""
+    """Phases may share a pass; where they are neighbours along w and written, that happens at once."""
 
     t: WarpgroupTile | PositionTile
 
@@ -53,8 +58,17 @@ class PhasesEpilogue(Epilogue):
 
     @property
     def couples(self) -> bool:
-        """Whether the two phases along w are computed in one pass, and their values written as neighbours."""
+        """Whether the phases along w are computed in one pass, and their values written as neighbours."""
         return couples(self.c, self.t)
+
+    @property
+    def phases_w(self) -> int:
+        """How many."""
+        return phases_side_by_side(self.c, self.t)
+
+    def _of_phases(self, value: str) -> list[str]:
+        """An accumulator, and those that others have in its place."""
+        return [value.replace("acc[", f"{name}[", 1) for name in beside(self.phases_w)]
 
     @property
     @abstractmethod
@@ -62,7 +76,7 @@ class PhasesEpilogue(Epilogue):
         """What a thread has of a row where phases are coupled."""
 
     def coupled(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
-        """Write what two phases along w come to, of which `phases` has the first: neighbours of an output row."""
+        """Write what the phases along w come to, of which `phases` has the first: neighbours of an output row."""
         p, q, r = (self.position(i, phases[i]) for i in range(3))
         run = self.run
         changed = self.products_changed(run.values, slots // run.taken, run.own_w)
@@ -111,22 +125,23 @@ class WarpgroupEpilogue(PhasesEpilogue):
     @property
     def run(self) -> Run:
         cells = (self.accumulator("s", f"2 * half{more}") for more in ("", " + 1"))
-        values = [value for acc in cells for value in (acc, acc.replace("acc[", "beside[", 1))]
+        values = [value for acc in cells for value in self._of_phases(acc)]
         return Run("2 * s", 2, values, finish.EACH_OF_QUAD)
 
     @property
     def first_r(self) -> str:
-        return f"2 * ({self.first_w})" if self.couples else super().first_r
+        return f"{self.phases_w} * ({self.first_w})" if self.couples else super().first_r
 
     def held_for_rows(self, slots: int) -> Lines:
         if not self.couples:
             return super().held_for_rows(slots)
         run = self.run
-        values = [self.held(self.changed(value)) for value in run.values]
+        values, count = [self.held(self.changed(value)) for value in run.values], len(run.values)
         held = [f"const int own_w = {run.own_w};"]
-        kind, taken = ("Word", 2) if self.holds_half else ("float4", 4)
-        for i in range(0, 4, taken):
-            place = f"row * ROW_PITCH + 16 * s + 4 * quad{f' + {i}' if i else ''}"
+        kind, taken = ("float4", 4) if count % 4 == 0 else ("float2", 2)
+        kind, taken = ("Word", 2) if self.holds_half else (kind, taken)
+        for i in range(0, count, taken):
+            place = f"row * ROW_PITCH + {4 * count} * s + {count} * quad{f' + {i}' if i else ''}"
             whole = f"{kind}{{{', '.join(values[i : i + taken])}}}"
             held.append(f"*reinterpret_cast<{kind}*>(&team_rows[{place}]) = {whole};")
         return nest([f"for (int s = 0; s < {slots // run.taken}; ++s)"], held)
@@ -215,8 +230,20 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
 
     @property
     def run(self) -> Run:
-        own = self.accumulated(1)
-        return Run(self.own_w(1), 1, [own, own.replace("acc[", "beside[", 1)], finish.EACH)
+        return Run(self.own_w(1), 1, self._of_phases(self.accumulated(1)), finish.EACH)
+
+    @property
+    def first_r(self) -> str:
+        return f"{self.phases_w} * ({self.first_w})" if self.couples else super().first_r
+
+    def held_for_rows(self, slots: int) -> Lines:
+        if not self.couples:
+            return super().held_for_rows(slots)
+        place = "team_rows[(2 * quad + half) * ROW_PITCH + column + {}] = {};"
+        values = [self.held(self.changed(value)) for value in self.run.values]
+        held = nest(CHANNELS[1:], [place.format(i, value) for i, value in enumerate(values)])
+        at = ["const int own_w = s;", f"const int column = {len(values)} * ({self.column_of_team});"]
+        return nest([f"for (int s = 0; s < {slots}; ++s)"], [*at, *held])
 
     def head(self) -> list[Lines]:
         if isinstance(self.c.shares, KeptChannels):
@@ -245,7 +272,7 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         return [*self._shares("acc", slots, len(phases[2].elements)), *super().values(phases, slots)]
 
     def coupled(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
-        shares = [line for acc in ("acc", "beside") for line in self._shares(acc, slots, 1)]
+        shares = [line for acc in beside(self.phases_w) for line in self._shares(acc, slots, 1)]
         return [*shares, *super().coupled(phases, slots)]
 
     def _shares(self, name: str, slots: int, per_cell: int) -> Lines:

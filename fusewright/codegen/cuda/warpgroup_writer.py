@@ -27,7 +27,7 @@ from fusewright.codegen.cuda import (
 from fusewright.codegen.cuda.contraction_record import cluster_of, joined, parameters, place
 from fusewright.codegen.cuda.contraction_weights import Phases
 from fusewright.codegen.cuda.primitives import with_primitives
-from fusewright.codegen.cuda.warpgroup_epilogue import PhasesEpilogue
+from fusewright.codegen.cuda.warpgroup_epilogue import PhasesEpilogue, beside
 from fusewright.codegen.cuda.warpgroup_halves import Guard, asking, packing_blocks, watching
 from fusewright.codegen.cuda.warpgroup_input import Input
 from fusewright.codegen.cuda.warpgroup_producers import among
@@ -360,11 +360,12 @@ class Writer:
     def handed_on(self, each: list[tuple[str, Phases]]) -> Lines:
         """What becomes of the accumulators, called so, of several phases."""
         lines: Lines = []
-        for i in range(0, len(each), 2 if self.epilogue.couples else 1):
+        for i in range(0, len(each), self.epilogue.phases_w if self.epilogue.couples else 1):
             name, phases = each[i]
             slots = self.slots(len(phases[2].elements))
             if self.epilogue.couples:
-                values = [f"Accumulators &acc = {name}, &beside = {each[i + 1][0]};    // along w"]
+                named = zip(beside(self.epilogue.phases_w), each[i:], strict=False)
+                values = [f"Accumulators {', '.join(f'&{own} = {of}' for own, (of, _) in named)};    // along w"]
                 values += self.epilogue.coupled(phases, slots)
             else:
                 values = [f"Accumulators& acc = {name};", *self.epilogue.values(phases, slots)]

@@ -77,7 +77,7 @@ SLOW: dict[str, Row] = {
         Case((5, 20), 5, 70, stride=(2, 2), transposed=True),
         "ahead of a channel",
         None,
-        {"coupled": True},
+        {"coupled": 2},
     ),
     "features, runs of two phases": (
         "features",
@@ -180,6 +180,12 @@ def test_not_finite_as_eager(name: str) -> None:
     if f.case.fold or f.model.read in ("sine", "twice", "gate", "the input", "a function", "a comparison"):
         pytest.skip("what is not finite does not stay at its place")
     assert_finite_as_eager(f, lambda *tensors: emulate(kernel, *tensors))
+
+
+@pytest.mark.parametrize("name", ["warps, rows", "positions, rows"])
+def test_numbers_of_no_feature_are_not_read(name: str) -> None:
+    """Rows are written eight features at a time, of which there may be fewer."""
+    assert_right(*found(name), sanitize=True)
 
 
 @pytest.mark.slow

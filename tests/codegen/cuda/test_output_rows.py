@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -17,6 +18,8 @@ from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.kernel import Kernel
 from fusewright.schedule import warpgroup, warpgroup_positions, warpgroup_windows
 from fusewright.schedule.output_rows import BANKS, FEATURES, SHORTEST, as_written, parted, rows_bytes
+from fusewright.schedule.warpgroup_positions import PositionTile
+from fusewright.schedule.warpgroup_windows import WindowTile
 
 POOL = {"pool": "avg", "window": (4, 4), "step": (4, 4)}
 REFERENCE = "def reference(*operands): ..."
@@ -91,22 +94,67 @@ CASES: dict[str, tuple[str, Case, dict[str, Any]]] = {
     "features, two phases": (
         "features",
         Case((5, 20), 5, 70, stride=(2, 2), transposed=True, before=("gelu", "add channel")),
-        {"coupled": True, "cells_h": 2},
+        {"coupled": 2, "cells_h": 2},
     ),
     "features, two phases, a row's end": (
         "features",
         Case((6, 40), 9, 64, (4, 4), (2, 2), (1, 0), transposed=True, bias=False),
-        {"coupled": True, "eights_w": 4},
+        {"coupled": 2, "eights_w": 4},
     ),
     "features, two phases along all dimensions": (
         "features",
         Case((2, 3, 18), 3, 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), transposed=True, output_padding=(0, 0, 0)),
-        {"coupled": True},
+        {"coupled": 2},
     ),
     "features, two phases, bfloat16": (
         "features",
         Case((5, 21), 20, 70, stride=(2, 2), transposed=True, dtype=BF16),
-        {"coupled": True},
+        {"coupled": 2},
+    ),
+    "features, three phases": (
+        "features",
+        Case((5, 20), 5, 70, (3, 5), stride=(2, 3), transposed=True, before=("gelu", "add channel")),
+        {"coupled": 3, "cells_h": 2},
+    ),
+    "features, three phases, a row's end": (
+        "features",
+        Case((6, 40), 9, 64, (4, 4), (1, 3), (1, 0), transposed=True, bias=False),
+        {"coupled": 3, "eights_w": 4},
+    ),
+    "features, four phases, taps of two": (
+        "features",
+        Case((45,), 5, 40, (2,), (4,), (0,), (1,), transposed=True, output_padding=(2,)),
+        {"coupled": 4},
+    ),
+    "features, five phases, bfloat16": (
+        "features",
+        Case((37,), 20, 70, (7,), (5,), (0,), (1,), transposed=True, output_padding=(3,), dtype=BF16),
+        {"coupled": 5},
+    ),
+    "features, three phases, float16": (
+        "features",
+        Case((5, 21), 20, 70, stride=(2, 3), transposed=True, dtype=F16),
+        {"coupled": 3},
+    ),
+    "positions, three phases": (
+        "positions",
+        Case((5, 71), 5, 12, (3, 4), stride=(2, 3), transposed=True, before=("relu", "add channel")),
+        {"coupled": 3, "wide": True},
+    ),
+    "positions, three phases below each other": (
+        "positions",
+        Case((20, 45), 5, 12, stride=(1, 3), transposed=True),
+        {"coupled": 3, "wide": False},
+    ),
+    "positions, four phases, softmax": (
+        "positions",
+        Case((5, 35), 5, 12, stride=(1, 4), transposed=True, softmax="softmax", after=("scale",)),
+        {"coupled": 4},
+    ),
+    "positions, three phases, float16": (
+        "positions",
+        Case((5, 71), 20, 12, (3, 3), stride=(1, 3), transposed=True, dtype=F16),
+        {"coupled": 3},
     ),
     "windows": ("windows", Case((23, 143), 8, 9, **POOL, after=("sigmoid",)), {"own_w": 4}),
 }
@@ -189,7 +237,10 @@ def test_neighbours_are_written_together_where_rows_have_pairs(name: str, width:
         pytest.param(
             Case((9, 20), 5, 20, (4, 4), stride=(2, 2), padding=(1, 1), transposed=True), False, id="rows of 40"
         ),
-        pytest.param(Case((9, 14), 5, 20, stride=(3, 3), transposed=True), False, id="every third position"),
+        pytest.param(Case((9, 14), 5, 20, stride=(3, 3), transposed=True), True, id="three phases: rows of 42"),
+        pytest.param(
+            Case((9, 16), 5, 20, stride=(3, 3), transposed=True), True, id="three phases, though rows are sectors"
+        ),
     ],
 )
 @pytest.mark.sampled
@@ -198,12 +249,14 @@ def test_where_rows_pay(case: Case, by_rows: bool) -> None:
     f = find(case)
     assert isinstance(f, Found)
     t = next(t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True) if t.eights_w == 4)
-    plain = replace(t, by_rows=False, coupled=False)
-    short = replace(plain, eights_w=SHORTEST // (16 if t.coupled else 8) - 1)
+    plain = replace(t, by_rows=False, coupled=0)
+    short = replace(plain, eights_w=(SHORTEST - 1) // (8 * (t.coupled or 1)))
     written, shorter = as_written(f.group, [plain, short], f.cells[2], lambda t: t.by_rows_of_phases(f.group))
     assert t == written and t.by_rows is by_rows
-    assert (parted(f.group, plain, f.cells[2]) > 1) is (by_rows or case.stride == (3, 3))
-    assert parted(f.group, t, f.cells[2]) == 1 or case.stride == (3, 3)
+    assert (parted(f.group, plain, f.cells[2]) > 1) is (
+        by_rows and f.group.root.shape[-1] * case.dtype.itemsize % 32 > 0
+    )
+    assert parted(f.group, t, f.cells[2]) == 1
     assert not shorter.by_rows and rows_bytes(shorter) == 0
 
 
@@ -214,11 +267,12 @@ def test_lanes_do_not_meet(name: str) -> None:
     _, t = found(name)
     team = t.team
     assert rows_bytes(t) == 4 * (t.warps // team.warps) * FEATURES * team.pitch and team.pitch >= team.positions
-    lanes = [divmod(lane, 4) for lane in range(32)]
-    if team.banks == 16:  # four neighbours of a row each, a quarter of a warp at a time
-        banks = [(row * team.pitch + 4 * quad + i) % BANKS for row, quad in lanes[:8] for i in range(4)]
-    elif team.banks == 8:  # two neighbours of a row each, half a warp at a time
-        banks = [(row * team.pitch + 2 * quad + i) % BANKS for row, quad in lanes[:16] for i in (0, 1)]
-    else:
-        banks = [(2 * quad * team.pitch + row) % BANKS for row, quad in lanes]
-    assert len(set(banks)) == 32
+    lanes, phases = [divmod(lane, 4) for lane in range(32)], getattr(t, "coupled", 0) or 1
+    if isinstance(t, PositionTile | WindowTile):
+        banks = [(2 * quad * team.pitch + phases * row) % BANKS for row, quad in lanes]
+    else:  # neighbours of a row, as many as vectors have, and so many lanes at a time
+        count, part = 2 * phases, 4 if phases % 2 == 0 else 2
+        some = lanes[: 32 // part]
+        banks = [(row * team.pitch + count * quad + i) % BANKS for row, quad in some for i in range(part)]
+    # rows of four phases lie so that cells take turns with each other, whatever is between features
+    assert max(Counter(banks).values()) == (2 if isinstance(t, PositionTile) and phases == 4 else 1)
