@@ -370,10 +370,11 @@ __device__ __forceinline__ void write_runs(const float* rows, Element* to, long 
             Element* const row = to + feature * plane + at[i];
 #pragma unroll
             for (int k = 0; k < PARTS; ++k) {
+                if (at[i] >= count - PART * k || (k == 0 && at[i] < 0)) continue;
                 Run run;
 #pragma unroll
                 for (int j = 0; j < RUN; ++j) run.element[j] = narrow_to<Element>::of(values[i][k].element[j]);
-                if (at[i] < count - PART * k && (k > 0 || at[i] > -1)) *reinterpret_cast<Run*>(row + PART * k) = run;
+                *reinterpret_cast<Run*>(row + PART * k) = run;
             }
         }
     }
