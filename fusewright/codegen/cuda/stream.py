@@ -99,10 +99,11 @@ class Writer(StreamSections):
         reduced, kept = self.sizes.reduced(first), self.sizes.count(results)
         two = len(self.s.folds) == 2
         if self.last in first:
-            split = kept < FULL // 4 and reduced >= 16 * THREADS
+            items = THREADS * max(1, 8 // self._window)  # of a part, at least
+            split = kept < FULL // 4 and reduced >= 2 * items
             few = split or (reduced >= 16 * THREADS and kept < 8 * FULL)  # rows: fewer than warps, nearly
             team = THREADS if few else 32 if reduced >= 128 else 8
-            most = f"ceil_div({self.sizes.product(first)}, {8 * THREADS})"
+            most = f"ceil_div({self.sizes.product(first)}, {items})"
             cut = f"max(1, min({most}, ceil_div({PARTS}, max(1, {self.sizes.product(results)}))))"
             parts = cut if split or two else None
             return Shape("rows", team, parts, 32 if split and kept * 32 <= 2**16 else 1)
@@ -121,6 +122,11 @@ class Writer(StreamSections):
         # A power of two, since they are joined by halves.
         joiners = 1 << min(32, max(1, 2**16 // kept)).bit_length() - 1 if split else 1
         return Shape("columns", team, cut if split else "1" if two else None, joiners, apart)
+
+    @property
+    def _window(self) -> int:
+        """Elements that are read for each of those that are reduced."""
+        return 1 if self.s.window is None else prod(self.s.window.op.kernel)
 
     @cached_property
     def itemsize(self) -> int:
