@@ -70,13 +70,13 @@ class Box:
 
 @dataclass(frozen=True)
 class Unfolded:
-    """Taps along one dimension that are channels: each has all of x's, in whole vectors.
+    """Taps along one dimension that are channels: each has all of x's, in whole vectors, or one behind the other.
 
     dim       of the three dimensions the one, whose axis has one tap then
     count     of the taps
     apart     input rows from one to the next
     between   taps of the weight from one to the next
-    channels  of each: those of x, and what fills their last vector
+    channels  of each: those of x, and what fills their last vector unless they are dense
     """
 
     dim: int
@@ -84,6 +84,7 @@ class Unfolded:
     apart: int
     between: int
     channels: int
+    dense: bool = False
 
 
 Args = ParamSpec("Args")

@@ -81,7 +81,7 @@ def chunk_sizes(c: Contraction) -> list[int]:
     """Input channels staged at a time: of whole instructions, all, or equal parts of an odd number of vectors, those of
     one tap where taps are channels."""
     every = ceil(c.channels / vector(c))
-    each = every if c.unfolded is None else c.unfolded.channels // vector(c)
+    each = every if c.unfolded is None or c.unfolded.dense else c.unfolded.channels // vector(c)
     fewer = [n for n in (2, 4, 8, 16) if n < every]
     parts = [n for n in range(1, each + 1) if each % 2 and each % n == 0]
     return [n * vector(c) for n in dict.fromkeys((*fewer, *parts, every)) if n <= MOST_VECTORS]

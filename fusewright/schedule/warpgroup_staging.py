@@ -69,7 +69,8 @@ class WarpgroupCut:
     tap_rows  rows of the kernel whose weights are staged at a time
     stay      whether a block stages all its weights once instead
     joined    dimensions, counted from the last, whose phases are multiplied in one pass over the input
-    unfolded  the dimension, d or h, whose taps are channels, if any: few of the rows that they read are staged at once
+    unfolded  the dimension, d or h, whose taps are channels, if any: few of the rows that they read are staged at once;
+              D, H or W where channels of taps lie side by side in vectors
     by_rows   whether rows of the output are written by way of shared memory (`fusewright.schedule.output_rows`)
     producers  warps that only stage, one or two teams of them; without any, those that multiply do
     held      whether the rows that instructions multiply are in registers, read once for several of them
@@ -195,9 +196,10 @@ class WarpgroupCut:
 
 
 def unfoldings(c: Contraction) -> list[tuple[str, Contraction]]:
-    """The group as it is, and with the taps of the first dimension that has several as channels: with the name of
-    that, or none."""
-    dim = next((i for i in (0, 1) if c.axes[i].taps > 1), 0)
+    """The group as it is, and with the taps of the first dimension that has several as channels, in vectors of their
+    own or side by side, which few channels fill: with the name of that, or none.  Those along w are neighbours in
+    shared memory as they are, so that only the latter is of use."""
+    dim = next((i for i in range(3) if c.axes[i].taps > 1), 0)
     (phase, *others), axes = c.axes[dim].phases, list(c.axes)
     if others or len(phase.taps) < 2:
         return [("", c)]
@@ -205,7 +207,12 @@ def unfoldings(c: Contraction) -> list[tuple[str, Contraction]]:
     axes[dim] = replace(c.axes[dim], phases=(one,))
     channels = ceil(c.channels / vector(c)) * vector(c)
     own = Unfolded(dim, len(phase.taps), phase.per_tap, phase.taps[1] - phase.taps[0], channels)
-    return [("", c), ("dh"[dim], replace(c, axes=(axes[0], axes[1], axes[2]), unfolded=own))]
+    whole = replace(c, axes=(axes[0], axes[1], axes[2]), unfolded=own)
+    dense = replace(whole, unfolded=replace(own, channels=c.channels_of_x, dense=True))
+    fewer = ceil(dense.channels / vector(c)) < whole.channels // vector(c)
+    readable = c.x.dtype.itemsize == 4 and not c.channels_last
+    found = [("", c), *([("dh"[dim], whole)] if dim < 2 else [])]
+    return [*found, ("DHW"[dim], dense)] if fewer and readable else found
 
 
 @remembered

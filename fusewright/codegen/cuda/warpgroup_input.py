@@ -111,21 +111,27 @@ class Input:
         rows = {"d": "int(index >> 16 & 255)" if d > 1 else "0", "h": "int(index >> 8 & 255)" if h > 1 else "0"}
         both = d > 1 and h > 1
         found: dict[str, object] = {"tap": [], "first": "chunk * CHUNK", "some": "", "moved_d": "", "moved_h": ""}
+        inside = [f"unsigned(low_{a} + {a}) < unsigned({a.upper()})" for a in "dhw"]
         channel = fill(text.CHANNEL, own=own)
         if u is not None:
-            dim = "dh"[u.dim]
+            dim = "dhw"[u.dim]
             if self._of_one_tap:
                 found |= {
                     "tap": fill(text.TAP),
                     "first": "chunk % (OF_TAP / CHUNK) * CHUNK",
                     f"moved_{dim}": " + tap * APART",
                 }
+            elif u.dense:
+                channel = fill(text.FIRST_MULTIPLIED, own=own)
+                found |= {"first": "0"}
+                del inside[u.dim]  # which depends on the tap
             else:
                 rows[dim] += " + tap * APART"
                 channel = fill(text.CHANNEL_AND_TAP, own=own)
                 found |= {"first": "0", "some": " && tap < UNFOLDED"}
         found |= {"row_d": "row / X_H" if both else "0" if d == 1 else "row"}
         found |= {"row_h": "row % X_H" if both else "0" if h == 1 else "row"}
+        found |= {"inside": inside[0], "inside_too": " && ".join(inside[1:])}
         return {**found, "channel": channel, "own_d": rows["d"], "own_h": rows["h"]}
 
     @property
@@ -136,7 +142,10 @@ class Input:
 
     def _read(self) -> Lines:
         """Read a run: whole vectors, where they lie so in memory; zeros for channels that there are not."""
-        c, n = self.c, staging.vector(self.c)
+        c, n, u = self.c, staging.vector(self.c), self.c.unfolded
+        if u is not None and u.dense:
+            lengths = {"length": "DHW"[u.dim], "step": ("APART * H * W", "APART * W", "APART")[u.dim]}
+            return fill(text.READ_DENSE, dim="dhw"[u.dim], **lengths)
         ends = c.channels_of_x % (n if c.unfolded is not None and not self._of_one_tap else self.t.chunk)
         some = "inside && channel + k * VECTOR < channels" if ends or self._last_alone else "inside"
         if c.channels_last and c.channels_of_x % n == 0:
@@ -153,8 +162,9 @@ class Input:
 
     def _offsets(self, d: str, h: str) -> dict[str, object]:
         """How far behind the first a run is: kept by its thread, or worked out again; `d`, `h` are rows of a tile."""
+        first = "0" if self.c.unfolded is not None and self.c.unfolded.dense else "channel"
         if not self._roomy:
-            return {"kept_too": "", "kept_member": [], "kept_at": [], "from": self._at("channel", "d", "h", "w")}
+            return {"kept_too": "", "kept_member": [], "kept_at": [], "from": self._at(first, "d", "h", "w")}
         w = "(int(w) - BEFORE)" if self._words else "w"
         return {
             "kept_too": ", elements of x",

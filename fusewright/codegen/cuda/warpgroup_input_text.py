@@ -41,8 +41,8 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
         const unsigned index = places.index[n];
         $channel
         const int d = $own_d, h = $own_h, w = $w_at;
-        const bool inside = places.to[n] > $no_run$some && unsigned(low_d + d) < unsigned(D) &&
-                            unsigned(low_h + h) < unsigned(H) && unsigned(low_w + w) < unsigned(W);
+        const bool inside = places.to[n] > $no_run$some && $inside &&
+                            $inside_too;
         const Element* from = start + ($from);
 #pragma unroll
         for (int k = 0; k < RUN; ++k) {
@@ -130,6 +130,18 @@ const int channel = $own;
 """
 CHANNEL_AND_TAP = """
 const int multiplied = chunk * CHUNK + $own, tap = multiplied / OF_TAP, channel = multiplied % OF_TAP;
+"""
+# The same where a vector may have channels of several taps.
+FIRST_MULTIPLIED = """
+const int multiplied = chunk * CHUNK + $own;    // of channels and taps
+"""
+READ_DENSE = """
+#pragma unroll
+for (int j = 0; j < VECTOR; ++j) {
+    const int tap = (multiplied + k * VECTOR + j) / C, channel = (multiplied + k * VECTOR + j) % C;
+    const bool there = inside && tap < UNFOLDED && unsigned(low_$dim + $dim + tap * APART) < unsigned($length);
+    fetched.read[n][k].element[j] = there ? read_only(from + channel * plane + tap * $step) : Element{};
+}
 """
 READ = """
 const bool some = $some;

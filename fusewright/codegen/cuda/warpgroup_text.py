@@ -48,7 +48,7 @@ using Operand = $type;    // of what tensor cores multiply
 
 # Of taps along one dimension that are channels.
 UNFOLDED = """
-// Taps along $dim are channels, too: each of UNFOLDED taps has OF_TAP, C and what fills the last vector.  From one tap
+// Taps along $dim are channels, too: each of UNFOLDED taps has OF_TAP, $which.  From one tap
 // to the next it is APART rows of the input, and NEXT weights.
 constexpr int UNFOLDED = $count, OF_TAP = $channels, APART = $apart, NEXT = $between;
 """

@@ -245,9 +245,16 @@ class Writer:
         u = self.c.unfolded
         if u is None:
             return []
+        which = "one behind the other" if u.dense else "C and what fills the last vector"
         between = u.between * prod(a.taps for a in self.c.axes[u.dim + 1 :])
         return fill(
-            warpgroup_text.UNFOLDED, dim="dh"[u.dim], count=u.count, channels=u.channels, apart=u.apart, between=between
+            warpgroup_text.UNFOLDED,
+            dim="dhw"[u.dim],
+            which=which,
+            count=u.count,
+            channels=u.channels,
+            apart=u.apart,
+            between=between,
         )
 
     def _multiply(self) -> Lines:

@@ -89,7 +89,37 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         Case((5, 9, 20), 5, 9, (1, 5, 2), ONE, (0, 1, 0), ONE, fold="max", fold_dims="c"),
         {"unfolded": "h", "cells_d": 2},
     ),
+    "dense": (Case((6, 7, 20), 2, 9, (3, 3, 3), ONE, (1, 1, 1), ONE, before=("relu",)), {"unfolded": "D"}),
+    "dense, vectors of two taps": (
+        Case((9, 7, 20), 5, 9, (4, 2, 2), ONE, (2, 0, 1), ONE),
+        {"unfolded": "D", "chunk": 8},
+    ),
+    "dense, weights in parts": (
+        Case((9, 9, 20), 3, 9, (4, 4, 3), (2, 1, 1), (1, 0, 0), ONE),
+        {"unfolded": "D", "stay": False},
+    ),
+    "dense, strides and dilation": (
+        Case((24, 33), 6, 9, (3, 4), (3, 2), (1, 2), (2, 1), groups=2),
+        {"unfolded": "H", "cells_d": 1},
+    ),
+    "dense, a channel of each group": (Case((24, 33), 1, 20, (3, 3), padding=(1, 1), groups=4), {"unfolded": "H"}),
+    "dense, windows": (
+        Case((24, 33), 3, 9, (5, 3), (3, 1), pool="avg", window=(2, 2), step=(2, 2), after=("tanh",)),
+        {"unfolded": "H"},
+    ),
+    "dense, transposed": (
+        Case((5, 6, 20), 5, 9, (3, 3, 2), ONE, (1, 1, 0), ONE, output_padding=(0, 0, 0), transposed=True),
+        {"unfolded": "D"},
+    ),
+    "dense, a signal": (Case((150,), 2, 20, (4,), (2,), (1,), (1,), fold="min", fold_dims="p"), {"unfolded": "W"}),
+    "dense, a signal's dilated taps": (Case((97,), 1, 9, (7,), (1,), (6,), (2,), before=("tanh",)), {"unfolded": "W"}),
+    "dense, taps along the last of two": (Case((9, 40), 3, 9, (1, 5), padding=(0, 2)), {"unfolded": "W"}),
+    "dense, over positions": (
+        Case((24, 33), 3, 9, (7, 7), (2, 2), (3, 3), fold="max", fold_dims="p", before=("sine",)),
+        {"unfolded": "H"},
+    ),
 }  # fmt: skip
+DENSE = ["dense, vectors of two taps", "dense, a channel of each group", "dense, a signal"]
 EACH = [pytest.param(*of, way, id=f"{name}, {way}") for name, of in CASES.items() for way in WAYS]
 
 
@@ -116,7 +146,9 @@ def test_golden() -> None:
     assert kernel(f, t).source == (GOLDEN / "contraction_warpgroup_unfolded.cu").read_text()
 
 
-@pytest.mark.parametrize("name", ["planes", "a vector of two taps' channels", "channels last", "rows of windows"])
+@pytest.mark.parametrize(
+    "name", ["planes", "a vector of two taps' channels", "channels last", "rows of windows", *DENSE]
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_sanitizers_find_nothing(name: str, way: str) -> None:
     assert_right(*found(*CASES[name], way), sanitize=True)
