@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -76,17 +77,26 @@ def _metadata(context: Context, name: str) -> Check:
 
 
 def _same_trained(context: Context, eager: Run, tried: Run) -> None:
-    """Raises `Fault` where eager gives a gradient to something that no module has, and the candidate does not."""
-    known = {
+    """Raises `Fault` where eager gives a gradient to something that no module has and that outlasts a call, and the
+    candidate neither does nor has another of its shape, as a copy of the model would."""
+    owned = {
         id(x) for module in (context.reference, context.candidate) for x in (*module.parameters(), *module.buffers())
     }
-    known |= set(map(id, tried.trained))
-    lost = next((x for x in eager.trained if id(x) not in known), None)
-    if lost is not None:
-        raise Fault(
-            f"a trainable tensor of shape {tuple(lost.shape)} that is no parameter of the model gets no gradient; "
-            "make it an attribute of the model"
-        )
+    theirs = {id(x) for x in tried.trained}
+    lost = [x for x in eager.trained if id(x) not in owned | theirs]
+    if not lost:
+        return
+    known = owned | {id(x) for x in eager.trained}
+    copies = Counter(x.shape for x in tried.trained if id(x) not in known)
+    again = {id(x) for x in context.eager(context.core, grad=True).trained}
+    for x in lost:
+        if copies[x.shape]:
+            copies[x.shape] -= 1
+        elif id(x) in again:  # what a call makes is another tensor each time
+            raise Fault(
+                f"a trainable tensor of shape {tuple(x.shape)} that is no parameter of the model gets no gradient; "
+                "make it an attribute of the model"
+            )
 
 
 def _strides(x: Tensor) -> list[int]:

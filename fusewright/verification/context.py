@@ -409,8 +409,9 @@ def _leaves(outputs: list[Any], *, besides: list[Tensor]) -> list[Tensor]:
     seen, found = set(stack), dict[int, Tensor]()
     while stack:
         step = stack.pop()
-        if hasattr(step, "variable"):  # of those that add to a leaf's gradient
-            found[id(step.variable)] = step.variable
+        if type(step).__name__ == "AccumulateGrad":  # a function of Python's may have any attribute
+            leaf: Tensor = step.variable  # type: ignore[attr-defined]
+            found[id(leaf)] = leaf
         behind = {before for before, _ in step.next_functions if before is not None} - seen
         seen |= behind
         stack += behind

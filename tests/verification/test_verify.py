@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -610,6 +611,53 @@ def test_lost_gradient_of_what_is_no_parameter_is_caught() -> None:
     verdict = verify(TrainsElsewhere(), ForgetsElsewhere(), (x,))
     assert failed(verdict) == {"metadata"}
     assert r"a trainable tensor of shape () that is no parameter of the model gets no gradient" in details(verdict)
+
+
+class TrainsAttribute(ConvNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [torch.tensor(1.5, requires_grad=True)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scales[0]
+
+
+class MakesLeaf(ConvNet):
+    """As models of energies and forces do, whose gradients are outputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.zeros_like(x, requires_grad=True))
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.variable = "any"
+        return x / 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / 2
+
+
+class HalvesItself(ConvNet):
+    def forward(self, x: Tensor) -> Tensor:
+        halved: Tensor = Halved.apply(super().forward(x))
+        return halved
+
+
+class Halves(ConvNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 2
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate"),
+    [(TrainsAttribute,) * 2, (MakesLeaf,) * 2, (MakesLeaf, ConvNet), (HalvesItself, Halves)],
+)
+def test_leaves_of_copies_and_of_calls_are_not_lost(reference: type[ConvNet], candidate: type[ConvNet]) -> None:
+    verdict = verify(reference(), candidate(), (torch.randn(4, 3, 9, 9),))
+    assert verdict.ok, verdict
 
 
 class WrongIndex(Tokens):
