@@ -25,7 +25,7 @@ from fusewright.capture.masks import asked_of, settled
 from fusewright.codegen.aten import Program, lower
 from fusewright.errors import CaptureError, UnsupportedError
 from fusewright.ir import ops
-from fusewright.ir.memory_order import Order, order_of
+from fusewright.ir.memory_order import Order, order_of, output_orders
 from fusewright.ir.node import Graph, Node
 from fusewright.ir.placement import gathered, placed
 from fusewright.ir.spec import check
@@ -36,7 +36,7 @@ from fusewright.rules.engine import Mode, Rewritten, rewrite, total
 from fusewright.runtime import compiler, nvrtc
 from fusewright.runtime.device import LARGE_GPU, DeviceFacts, device_facts
 from fusewright.runtime.launch import layout_of
-from fusewright.schedule.channels_last import channels_last
+from fusewright.schedule.channels_last import as_eager_lies, channels_last
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.few_elements import of_few
 from fusewright.schedule.groups import cut, with_statistics
@@ -158,7 +158,8 @@ def build(
     how: dict[str, Any] = {"progress": progress, "wishes": wishes, "ways": {} if ways is None else ways}
     how |= {"layouts": layouts, "orders": orders, "remembered": decisions or {}}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, **how)
-    final, turned, batches, multiplied, spread = rewritten.graph, 0, 0, 0, 0
+    eager = output_orders(graph, _orders(graph, model, captured.constants, tensors), kernels=False)
+    final, turned, batches, multiplied, spread = as_eager_lies(rewritten.graph, eager, orders), 0, 0, 0, 0
     if last:
         final, turned = channels_last(final, orders)
         check(final)

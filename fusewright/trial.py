@@ -17,7 +17,7 @@ from fusewright import advice
 from fusewright.capture.inference import has_other_ways
 from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, Sides, State, guard_of
 from fusewright.errors import CaptureError
-from fusewright.ir.memory_order import follows_inputs
+from fusewright.ir.memory_order import follow_alike, follows_inputs
 from fusewright.ir.types import main_device
 from fusewright.measure import compare, forward_call, share_of_host, training_call
 from fusewright.module import attach
@@ -165,8 +165,8 @@ def _candidate(trial: Trial, built: Built, *, recorded: bool = False) -> tuple[n
     """A module that runs `built` on every call it is valid for, `recorded` where it can be."""
     graph = built.captured.graph
     shapes = tuple(n.shape for n in graph.inputs)
-    # a kernel writes in one order, and so do some operations that rules leave
-    rows = bool(built.program.kernels) or _is_turned(built) or not follows_inputs(built.rewritten.graph)
+    # a kernel writes in one order, and so do some operations that rules leave, where others follow their operands
+    rows = bool(built.program.kernels) or _is_turned(built) or not follow_alike(graph, built.rewritten.graph)
     ordered = rows and follows_inputs(graph)
     guard = guard_of(trial.args, trial.kwargs, shapes, graph.symbols, ordered=ordered)
     runner = Runner(built.program, guard, trial.options.precision, _most_recorded(trial) if recorded else 0)

@@ -23,6 +23,17 @@ class Heads(nn.Module):
         return self.linear(x).transpose(1, 2).relu(), self.conv(x).relu()
 
 
+class Normed(nn.Module):
+    """Turned products behind a norm, whose results lie row by row in eager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x).transpose(1, 2)).relu()
+
+
 class Shares(nn.Module):
     """A result that lies transposed, and is no product's."""
 
@@ -59,6 +70,20 @@ def test_a_result_that_lies_transposed() -> None:
 def test_a_product_that_is_transposed() -> None:
     """What follows is computed first, and then seen transposed."""
     check(Heads(), torch.randn(2, 4, 6), "fused_conv_relu", "fused_linear_relu")
+
+
+def test_a_norm_of_what_is_turned() -> None:
+    check(Normed().eval(), torch.randn(2, 4, 6), "fused_linear_mul_add_relu")
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_norm_follows_the_format_of_each_call(last: bool) -> None:
+    """What is planned for an image that lies otherwise is not what one in a format gets."""
+    model, x = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()).eval(), torch.randn(2, 3, 4, 5)
+    turned, last_image = x.transpose(2, 3).contiguous().transpose(2, 3), x.to(memory_format=torch.channels_last)
+    f = fast(model, last_image if last else turned, kernels="always", verify=True)
+    for each in (x, turned, last_image):
+        torch.testing.assert_close(f(each), model(each), check_stride=True)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -12,7 +12,7 @@ A kernel's *layout* (`Kernel.layouts`) is one of the two without gaps; an operan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -97,7 +97,25 @@ def follows_inputs(graph: Graph) -> bool:
     """Whether the same call in eager, with inputs in other orders, could give results in others."""
     inputs: dict[Node, Order] = {n: (_UNKNOWN, n.op) for n in graph.inputs if len(rows_of(n)) > 1}
     found = _orders(graph, inputs, False, {})
-    return any(isinstance(o, Node) and not _is_known(found[o]) for o in graph.outputs)
+    return any(isinstance(o, Node) and not is_known(found[o]) for o in graph.outputs)
+
+
+def follow_alike(graph: Graph, other: Graph) -> bool:
+    """Whether eager's outputs of two graphs lie alike, in whichever of several orders their inputs lie."""
+
+    def lie(one: Graph, order: Callable[[Node], Order]) -> list[Order | None]:
+        return output_orders(one, {n: order(n) for n in one.inputs}, kernels=False)
+
+    return all(lie(graph, order) == lie(other, order) for order in (rows_of, last_order, _last_two_turned, _reversed))
+
+
+def _last_two_turned(node: Node) -> Order:
+    rows = rows_of(node)
+    return (*rows[:-2], *rows[:-3:-1])
+
+
+def _reversed(node: Node) -> Order:
+    return rows_of(node)[::-1]
 
 
 def _orders(graph: Graph, given: Mapping[Node, Order], kernels: bool, found: dict[Node, Order]) -> dict[Node, Order]:
@@ -187,9 +205,9 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
     """Of what eager computes from operands in these orders."""
     rows = rows_of(node)
     operands = [(a, known[a]) for a in node.inputs if not isinstance(a.op, ops.Number)]
-    if isinstance(node.op, ops.Permute) and not node.op.copy and _is_known(operands[0][1]):
+    if isinstance(node.op, ops.Permute) and not node.op.copy and is_known(operands[0][1]):
         return tuple(node.op.dims.index(d) for d in _seen(*operands[0]))
-    if isinstance(node.op, ops.Windows) and _is_known(operands[0][1]):
+    if isinstance(node.op, ops.Windows) and is_known(operands[0][1]):
         return _of_windows(node, node.op, _seen(*operands[0]))
     if len(rows) < 2 or all(order == rows_of(a) for a, order in operands):
         return rows
@@ -198,7 +216,7 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
             return operands[0][1]
         case ops.Reshape(shape=shape):
             x, order = operands[0]
-            if _is_known(order) and not is_view(x.shape, order, shape):
+            if is_known(order) and not is_view(x.shape, order, shape):
                 return rows  # it is copied
         case ops.ConvLast() | ops.Matmul() | ops.Reduce() | ops.Statistics() | ops.Softmax() | ops.Embedding():
             return rows
@@ -249,7 +267,7 @@ def _in_format(node: Node, operands: Sequence[tuple[Node, Order]]) -> Order:
     last = last_order(node)
     if last == rows_of(node) or any(order == last_order(a) != rows_of(a) for a, order in operands):
         return last
-    return rows_of(node) if all(_is_known(order) for _, order in operands) else _unknown(node, operands)
+    return rows_of(node) if all(is_known(order) for _, order in operands) else _unknown(node, operands)
 
 
 def _is_format(node: Node, order: Order) -> bool:
@@ -267,6 +285,6 @@ def _unknown(node: Node, operands: Sequence[tuple[Node, Order]]) -> Order:
     return (_UNKNOWN, type(node.op).__name__, node.shape, *(order for _, order in operands))
 
 
-def _is_known(order: Order) -> bool:
+def is_known(order: Order) -> bool:
     """Whether all of it is: of one channel, it may not be known whether it is in channels-last format."""
     return _UNKNOWN not in (order[:1] + order[-1:])

@@ -22,7 +22,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.build import before_permute, cast, permute, pointwise, reshape
-from fusewright.ir.memory_order import Order, output_orders, rows_of
+from fusewright.ir.memory_order import Order, is_known, output_orders, rows_of
 from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.rules.normalization import scale_and_shift
 
@@ -45,6 +45,14 @@ def channels_last(graph: Graph, orders: Mapping[Node, Order]) -> tuple[Graph, in
     graph = _mapped(found, partial(_with_relu, found.users()))
     graph = _mapped(graph, _bias_apart)
     return _mapped(graph, partial(_into_norm, graph.users())), turned
+
+
+def as_eager_lies(graph: Graph, eager: Sequence[Order | None], orders: Mapping[Node, Order]) -> Graph:
+    """`graph` with outputs in rows that eager has so, and a rule does not: a norm of turned values is in rows, and the
+    functions that it becomes lie as these do."""
+    found = output_orders(graph, orders, kernels=False)
+    sure = [wanted if lies is None or not is_known(lies) else lies for wanted, lies in zip(eager, found, strict=True)]
+    return _in_rows(graph, eager, sure)
 
 
 def _in_rows(graph: Graph, wanted: Sequence[Order | None], found: Sequence[Order | None]) -> Graph:
