@@ -34,6 +34,17 @@ class Normed(nn.Module):
         return self.norm(self.linear(x).transpose(1, 2)).relu()
 
 
+class Pooled(nn.Module):
+    """Turned products behind a pool of signals, which has the order of its operand."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.pool = nn.Linear(6, 8), pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.linear(x).transpose(1, 2)).clamp_min(-0.2)
+
+
 class Shares(nn.Module):
     """A result that lies transposed, and is no product's."""
 
@@ -74,6 +85,16 @@ def test_a_product_that_is_transposed() -> None:
 
 def test_a_norm_of_what_is_turned() -> None:
     check(Normed().eval(), torch.randn(2, 4, 6), "fused_linear_mul_add_relu")
+
+
+@pytest.mark.parametrize("pool", [nn.AvgPool1d(2), nn.AvgPool1d(1), nn.AdaptiveAvgPool1d(4), nn.MaxPool1d(2)], ids=str)
+def test_a_pool_of_what_is_turned(pool: nn.Module) -> None:
+    model, x = Pooled(pool), torch.randn(2, 4, 6)
+    f = fast(model, x, kernels="always", verify=True)
+    assert kernels_of(f)
+    torch.testing.assert_close(f(x), model(x), check_stride=True)
+    with torch.no_grad():
+        torch.testing.assert_close(f(x), model(x), check_stride=True)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -241,6 +241,8 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
             return rows
         case ops.Conv():
             return _in_format(node, operands[:2])
+        case ops.Pool(kind=kind, kernel=(_,)) if node.ndim == 3:
+            return _of_signals(node, kind, *operands[0])
         case ops.Pool() | ops.Interpolate() | ops.Norm(kind="batch" | "group"):
             return _in_format(node, operands[:1])
         case ops.Norm(kind="rms") if node.device.type == "cpu":
@@ -268,6 +270,20 @@ def _in_format(node: Node, operands: Sequence[tuple[Node, Order]]) -> Order:
     if last == rows_of(node) or any(order == last_order(a) != rows_of(a) for a, order in operands):
         return last
     return rows_of(node) if all(is_known(order) for _, order in operands) else _unknown(node, operands)
+
+
+def _of_signals(node: Node, kind: str, x: Node, order: Order) -> Order:
+    """Of pools of signals, which are seen as images of one row: in that format where the channels lie last, but for
+    maxima without gradients on a CPU."""
+    rows = rows_of(node)
+    if not is_known(order) or (order == _turned(x) != rows_of(x) and kind != "avg"):
+        return _unknown(node, [(x, order)])
+    return _turned(node) if order == _turned(x) else rows
+
+
+def _turned(value: Node) -> Order:
+    """The order of a signal that has its channels last."""
+    return tuple(sorted(rows_of(value), key=lambda d: d == 1))
 
 
 def _is_format(node: Node, order: Order) -> bool:
