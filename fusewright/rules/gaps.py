@@ -190,16 +190,15 @@ def _pooled_elsewhere(pool: Node, x: Node, dims: Iterable[int]) -> Node:
     """The windows of `pool` over x, along other dimensions than these."""
     op, done = pool.op, {d - x.ndim for d in dims}
     assert isinstance(op, Pool)
-    trailing = range(-len(op.kernel), 0)
-    kernel, stride = (tuple(1 if d in done else n[d] for d in trailing) for n in (op.kernel, op.stride))
-    padding, dilation = (
-        tuple(v if d in done else n[d] for d in trailing) for n, v in ((op.padding, 0), (op.dilation, 1))
-    )
-    return (
-        x
-        if set(kernel) == set(stride) == {1}
-        else make(replace(op, kernel=kernel, stride=stride, padding=padding, dilation=dilation), x)
-    )
+
+    def elsewhere(values: tuple[int, ...], otherwise: int) -> tuple[int, ...]:
+        return tuple(otherwise if d in done else values[d] for d in range(-len(values), 0))
+
+    kernel, stride = elsewhere(op.kernel, 1), elsewhere(op.stride, 1)
+    if set(kernel) == set(stride) == {1}:
+        return x
+    padding, dilation = elsewhere(op.padding, 0), elsewhere(op.dilation, 1)
+    return make(replace(op, kernel=kernel, stride=stride, padding=padding, dilation=dilation), x)
 
 
 # -- sums
