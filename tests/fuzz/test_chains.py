@@ -12,7 +12,7 @@ import torch
 from chains import Wrong, check, draw, run
 
 import fusewright
-from fusewright.rules import RULES, attention, parts, pointwise, slices, views
+from fusewright.rules import RULES, attention, gaps, parts, pointwise, slices, views
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 BLOCKS, SIZE = 20, 40
@@ -24,10 +24,10 @@ REFUSED = {
 }
 
 
-# Rules for GPUs alone, where no chain is run, and about what no chain expands, cuts or splits, turns behind a product
-# or takes the root of.
+# Rules for GPUs alone, where no chain is run, and about what no chain expands, cuts or splits, turns behind a product,
+# takes the root of, or pools and reduces behind gaps.
 EXPANDED = (views.function_of_expanded, views.function_of_expansion, views.reduction_of_expansion)
-OTHERS = (views.function_of_permute, pointwise.square_of_root)
+OTHERS = (views.function_of_permute, pointwise.square_of_root, gaps.extreme_of_windows_beside_gaps)
 ELSEWHERE = {rule.name for rule in (*attention.RULES, *slices.RULES, *parts.RULES, *EXPANDED, *OTHERS)}
 
 
