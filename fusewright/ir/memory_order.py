@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fusewright.ir import ops
@@ -243,6 +244,8 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
             return _in_format(node, operands[:2])
         case ops.Pool(kind=kind, kernel=(_,)) if node.ndim == 3:
             return _of_signals(node, kind, *operands[0])
+        case ops.Norm(kind="batch") if _lies_as_given(node) and operands[0][1] != last_order(operands[0][0]):
+            return _unknown(node, operands[:1])
         case ops.Pool() | ops.Interpolate() | ops.Norm(kind="batch" | "group"):
             return _in_format(node, operands[:1])
         case ops.Norm(kind="rms") if node.device.type == "cpu":
@@ -270,6 +273,14 @@ def _in_format(node: Node, operands: Sequence[tuple[Node, Order]]) -> Order:
     if last == rows_of(node) or any(order == last_order(a) != rows_of(a) for a, order in operands):
         return last
     return rows_of(node) if all(is_known(order) for _, order in operands) else _unknown(node, operands)
+
+
+def _lies_as_given(norm: Node) -> bool:
+    """Whether a GPU may write a batch norm as its operand lies, as PyTorch's own kernels do: cuDNN, which has those of
+    float32 with weights, writes one of two formats."""
+    weights = len(norm.args) > 2 and norm.args[1] is not None and norm.args[2] is not None
+    by_library = weights and norm.dtype == torch.float32 and norm.ndim > 2
+    return norm.device.type == "cuda" and not by_library
 
 
 def _of_signals(node: Node, kind: str, x: Node, order: Order) -> Order:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fusewright.capture import capture
 from fusewright.ir.memory_order import follows_inputs, order_of, output_orders
+from fusewright.ir.placement import placed
 
 
 class Model(nn.Module):
@@ -43,6 +44,17 @@ CASES: dict[str, tuple[Callable[..., Tensor], bool]] = {
     "moved": (lambda m, x: x.permute(0, 2, 3, 1) * 2, True),
     "copied": (lambda m, x: torch.relu(x).permute(0, 2, 3, 1).contiguous() * 2, False),
 }
+
+
+@pytest.mark.parametrize(
+    ("affine", "device", "rows"), [(True, "cuda", True), (False, "cuda", False), (False, "cpu", True)]
+)
+def test_norms_of_turned_values_on_gpus(affine: bool, device: str, rows: bool) -> None:
+    """In rows where that is sure."""
+    model, x = nn.BatchNorm1d(5, affine=affine).eval(), torch.randn(2, 7, 5).transpose(1, 2)
+    graph = placed(capture(model, (x,), {}).graph, torch.device(device))
+    (order,) = output_orders(graph, {graph.inputs[0]: order_of(x, graph.inputs[0])}, kernels=False)
+    assert (order == (0, 1, 2)) == rows
 
 
 @pytest.mark.parametrize("name", CASES)
