@@ -6,7 +6,7 @@
     python benchmarks/tiles.py --models one_tap --each 3 --out one_tap.json
     python benchmarks/tiles.py --models large --each 3 --out benchmarks/results/h200_halves_of_tf32.json
     python benchmarks/tiles.py --models pairs --out benchmarks/results/h200_pairs.json
-    python benchmarks/tiles.py --models windows --each 3 --out benchmarks/results/h200_windows_fetched.json
+    python benchmarks/tiles.py --models windows --each 2 --out windows.json
     python benchmarks/tiles.py --models "" --rows 24,9 --each 8 --out rows.json           # random models of seed 1
 
 Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
@@ -56,8 +56,7 @@ class Model(nn.Module):
         return self.chain(self.layer(x))
 
 
-WAYS = {"features": warpgroup, "positions": warpgroup_positions, "pools": warpgroup_pools}
-FINDERS = (*WAYS.values(), warpgroup_windows)
+WAYS = warpgroup, warpgroup_positions, warpgroup_pools, warpgroup_windows
 
 
 def transposed() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
@@ -159,21 +158,16 @@ def large() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
 
 def windows() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     """Average pools that slide ahead of convolutions."""
-    image = Model(nn.Conv2d(8, 64, 3), lambda y: pooled(y, 4).sigmoid().sum((1, 2, 3)))
+    image = Model(nn.Conv2d(8, 64, 3), lambda y: nn.functional.avg_pool2d(y, 4).sigmoid().sum((1, 2, 3)))
     yield "conv2d 8->64 k3, avgpool 4, sigmoid, sum", image, _x(128, 8, 384, 384)
-    written = Model(nn.Conv2d(16, 32, 3), lambda y: torch.relu(pooled(y, 2)))
+    written = Model(nn.Conv2d(16, 32, 3), lambda y: torch.relu(nn.functional.avg_pool2d(y, 2)))
     yield "conv2d 16->32 k3, avgpool 2, relu", written, _x(64, 16, 256, 256)
-    dilated = Model(nn.Conv2d(24, 78, (3, 2), dilation=2), lambda y: pooled(y, 6).tanh())
+    dilated = Model(nn.Conv2d(24, 78, (3, 2), dilation=2), lambda y: nn.functional.avg_pool2d(y, 6).tanh())
     yield "conv2d 24->78 k3,2 d2, avgpool 6, tanh", dilated, _x(16, 24, 352, 360)
     signal = Model(nn.Conv1d(32, 96, 7), lambda y: torch.avg_pool1d(y, 4).relu().amin(1))
     yield "conv1d 32->96 k7, avgpool 4, relu, min", signal, _x(16, 32, 2**18)
     volume = Model(nn.Conv3d(8, 16, 3), lambda y: nn.functional.avg_pool3d(y, 2).sigmoid().mean((2, 3, 4)))
     yield "conv3d 8->16 k3, avgpool 2, sigmoid, mean", volume, _x(64, 8, 32, 64, 64)
-
-
-def pooled(y: torch.Tensor, size: int) -> torch.Tensor:
-    """Averages of square windows."""
-    return nn.functional.avg_pool2d(y, size)
 
 
 MODELS = {
@@ -222,7 +216,7 @@ class Table:
     def _tiles(self, c: Contraction, tuner: Tuner, group: Group, options: list[Any]) -> Iterator[tuple[float, Any]]:
         yield 0.0, options[0]
         lengths = cuda._cells(c, tuner.hints)
-        for way in FINDERS:
+        for way in WAYS:
             plain = list(self._few(c, way.shortlist(c, lengths, 400, tf32=True)))
             yield from ((score, cuda._of_warpgroup(c, t, None)) for score, t in plain)
             if way is warpgroup_windows:

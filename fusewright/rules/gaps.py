@@ -133,9 +133,9 @@ def _over_others(root: Node, dense: Dims) -> Pool | Reduce:
 def _dense_under_windows(outer: Node, pool: Node, made: Made) -> Dims:
     """The dimensions that `outer` reduces, and that have gaps, with as many positions as windows of `pool` reach; those
     windows overlap or touch, and some of the gaps lie in them."""
-    op, spatial = pool.op, pool.ndim - len(pool.op.kernel)  # type: ignore[attr-defined]
+    op = pool.op
     assert isinstance(op, Pool)
-    found = {}
+    found, spatial = {}, pool.ndim - len(op.kernel)
     for d, along in made.dense(reduced_dims(outer)).items():
         i, slots, length = d - spatial, pool.shape[d], made.conv.shape[d]
         if i < 0 or op.dilation[i] > 1 or op.stride[i] > op.kernel[i] or along.run > 1:

@@ -66,6 +66,10 @@ class PhasesEpilogue(Epilogue):
         """How many."""
         return phases_side_by_side(self.c, self.t)
 
+    @property
+    def first_r(self) -> str:
+        return f"{self.phases_w} * ({self.first_w})" if self.couples else super().first_r
+
     def _of_phases(self, value: str) -> list[str]:
         """An accumulator, and those that others have in its place."""
         return [value.replace("acc[", f"{name}[", 1) for name in beside(self.phases_w)]
@@ -127,10 +131,6 @@ class WarpgroupEpilogue(PhasesEpilogue):
         cells = (self.accumulator("s", f"2 * half{more}") for more in ("", " + 1"))
         values = [value for acc in cells for value in self._of_phases(acc)]
         return Run("2 * s", 2, values, finish.EACH_OF_QUAD)
-
-    @property
-    def first_r(self) -> str:
-        return f"{self.phases_w} * ({self.first_w})" if self.couples else super().first_r
 
     def held_for_rows(self, slots: int) -> Lines:
         if not self.couples:
@@ -231,10 +231,6 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
     @property
     def run(self) -> Run:
         return Run(self.own_w(1), 1, self._of_phases(self.accumulated(1)), finish.EACH)
-
-    @property
-    def first_r(self) -> str:
-        return f"{self.phases_w} * ({self.first_w})" if self.couples else super().first_r
 
     def held_for_rows(self, slots: int) -> Lines:
         if not self.couples:

@@ -162,8 +162,9 @@ class Input:
 
     def _offsets(self, d: str, h: str) -> dict[str, object]:
         """How far behind the first a run is: kept by its thread, or worked out again; `d`, `h` are rows of a tile."""
-        first = "0" if self.c.unfolded is not None and self.c.unfolded.dense else "channel"
         if not self._roomy:
+            u = self.c.unfolded
+            first = "0" if u is not None and u.dense else "channel"
             return {"kept_too": "", "kept_member": [], "kept_at": [], "from": self._at(first, "d", "h", "w")}
         w = "(int(w) - BEFORE)" if self._words else "w"
         return {
