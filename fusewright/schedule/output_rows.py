@@ -26,6 +26,11 @@ SHORTEST = 32
 BANKS, SECTOR = 32, 32
 # How much longer rows take whose length is no number of sectors, written as lanes have them.
 PARTED = 4.0
+# Sectors that take as long as a part of one, of which a team's row has one at either end: 20 to 60 ps on the whole of
+# an H200 (benchmarks/results/h200_ends_of_rows.json).
+SECTORS_OF_PART = 4
+# Elements of two bytes that are read behind a row: five words for every four that are written.
+OF_FIVE_WORDS = 2
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,14 @@ class Team:
     def pitch(self) -> int:
         """Numbers from feature to feature in shared memory."""
         return self.positions + (self.banks - self.positions) % BANKS
+
+    @property
+    def pitch_of_halves(self) -> int:
+        """The same of elements of two bytes, half as many words: whose lanes meet as little, if as much memory has
+        room for that."""
+        words = (self.positions + OF_FIVE_WORDS) // 2
+        apart = words + (self.banks // 2 - words) % BANKS
+        return 2 * (apart if apart <= self.pitch else words)
 
 
 class Cut(Protocol):
@@ -128,6 +141,11 @@ def as_written(
         one_by_one = plain if c.window is None else t.team.pooled
         rows = (changed(t, by_rows=True) if one_by_one else of_phases(t)) if pays else None
         yield t if rows is None or rows.team.positions < SHORTEST else rows
+
+
+def ends_of_rows(c: Contraction, t: Cut, row: int) -> bool:
+    """Whether rows of so many cells, written by way of shared memory, begin and end within sectors."""
+    return t.by_rows and c.window is None and _written(c) and not _whole(c, row)
 
 
 def parted(c: Contraction, t: Cut, row: int) -> float:

@@ -13,9 +13,16 @@ from math import ceil, inf, prod
 from fusewright.schedule.axes import Phase
 from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.output_rows import SECTOR, as_written, parted
+from fusewright.schedule.output_rows import SECTOR, SECTORS_OF_PART, as_written, ends_of_rows, parted
 from fusewright.schedule.residues import useful
-from fusewright.schedule.tiling import MOST_SHARED, REGISTERS, WRITTEN, bytes_beside, fitting, written_bytes
+from fusewright.schedule.tiling import (
+    MOST_SHARED,
+    REGISTERS,
+    WRITTEN,
+    bytes_beside,
+    fitting,
+    written_bytes,
+)
 from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 from fusewright.schedule.warpgroup_staging import (
     MOST_INDICES,
@@ -301,10 +308,11 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
     ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
     refills = count * sum(times for times, rows in ways if rows) if count > 1 else 1
     read = _read_bytes(c, lay) * refills + bytes_beside(c, t)
-    written = written_bytes(c, t, _repeated(c, t))
+    written = written_bytes(c, t, _repeated(c, t)) * parted(c, t, row)
+    ends = _bytes_of_ends(c, t) if ends_of_rows(c, t, row) else 0.0
     return _Work(
         multiplied,
-        streamed=(read + WRITTEN * written * parted(c, t, row)) / (STREAMED_HALVES if c.halves else STREAMED),
+        streamed=(read + WRITTEN * written + ends) / (STREAMED_HALVES if c.halves else STREAMED),
         weights=16 * weights * count,
         readings=readings,
         values=VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps,
@@ -312,6 +320,13 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
         vectors=lay.vectors * lay.columns,
         refills=refills,
     )
+
+
+def _bytes_of_ends(c: Contraction, t: WarpgroupCut) -> float:
+    """Of a tile's rows that begin and end within sectors: bytes that take as long as those."""
+    d, h, w = (n * a.stride for n, a in zip(t.cells, c.axes, strict=True))
+    rows = c.features / ceil(c.features / t.block_m) * d * h * w / t.team.positions
+    return 2 * rows * SECTORS_OF_PART * SECTOR
 
 
 def _read_bytes(c: Contraction, lay: Staged) -> float:

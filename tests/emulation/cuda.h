@@ -93,6 +93,10 @@ inline T __shfl_xor_sync(unsigned mask, T value, int by, int width = 32, EMULATE
     return emulation::shuffle<emulation::Xor>("__shfl_xor_sync", mask, value, unsigned(by), width, line);
 }
 
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return unsigned(((unsigned long long)high << 32 | low) >> (by & 31));
+}
+
 // ---- memory --------------------------------------------------------------------------------------------------------
 template <typename T> inline T __ldg(const T* p) { return *p; }
 template <typename T> inline T __ldcg(const T* p) { return *p; }

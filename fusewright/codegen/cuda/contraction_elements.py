@@ -19,7 +19,7 @@ from fusewright.codegen.text import Lines, fill
 
 # What the template that writes rows says where nothing is read on the way.
 PLAIN_ROWS: dict[str, object] = {"template": [], "class": "", "more": "", "reads": []}
-PLAIN_ROWS |= {"change": "values[i][k].element[j]", "write": fill(finish.WRITE_RUNS)}
+PLAIN_ROWS |= {"change": "values[i][k].element[j]", "write": fill(finish.WRITE_RUNS, places="", given="")}
 
 # Loops over the channels of a thread, and which one they are at.
 CHANNELS = ("for (int m = 0; m < M_TILES; ++m)", "for (int half = 0; half < 2; ++half)")
@@ -119,14 +119,15 @@ class ElementText(ValueText):
         reads: Lines = []
         for name in names:
             reads += fill(_READ_ROWS, name=name)
-        here = ", ".join(["values[i][k].element[j]", "channel + feature", *(f"{name}_here[i][k]" for name in names)])
+        here = ", ".join(["values[i][k].element[j]", "channel + feature", *(f"{name}_here[i][k][j]" for name in names)])
         pointers = "".join(f", const {types[name]}* {name}" for name in names)
         given = "".join(f", {name}_from + ({first}) * plane" for name in names)
         passed = "".join(f", {name}" for name in ("before", "channel", *names))
+        places = "".join(f" | reinterpret_cast<unsigned long long>({name}) / sizeof(*{name})" for name in names)
         return {
             "template": ["template <class Change>"],
             "class": ", class Change",
-            "write": fill(finish.WRITE_ROWS_BESIDE, given=passed),
+            "write": fill(finish.WRITE_RUNS, places=places, given=passed),
             "more": f", const Change& before, int channel{pointers}",
             "reads": reads,
             "change": f"before({here})",
@@ -135,13 +136,13 @@ class ElementText(ValueText):
 
 
 _READ_ROWS = """
-Compute ${name}_here[AT_ONCE][PARTS];
+Compute ${name}_here[AT_ONCE][PARTS][RUN];
 #pragma unroll
 for (int i = 0; i < AT_ONCE; ++i)
 #pragma unroll
     for (int k = 0; k < PARTS; ++k) {
-        const int feature = first + i * TEAM, column = at[i] + 32 * k;
+        const int feature = first + i * TEAM, column = at[i] + PART * k;
         const bool there = feature < features && unsigned(column) < unsigned(left);
-        ${name}_here[i][k] = read_element($name + feature * plane + column, there);
+        read_neighbours($name + feature * plane + column, there, ${name}_here[i][k]);
     }
 """

@@ -117,10 +117,11 @@ class Epilogue(ElementText):
             # What is read on the way out is on its way for longer.
             at_once = min(FEATURES // team.warps, 2 * self.rows_in_turn if self.late else self.rows_in_turn)
             assert FEATURES % (at_once * team.warps) == 0, "every warp of a team has as many rows"
-            names = {"positions": team.positions, "pitch": team.pitch, "warps": team.warps, "at_once": at_once}
+            names = {"positions": team.positions, "warps": team.warps, "type": self.result_type}
             if self.holds_half:
-                return [fill(texts.WRITE_ROWS_OF_HALF, type=self.result_type, **names)]
-            return [fill(texts.WRITE_ROWS, type=self.result_type, **names, **self.late_names(""))]
+                return [fill(texts.WRITE_ROWS_OF_HALF, pitch=team.pitch_of_halves, **names)]
+            names |= {"pitch": team.pitch, "at_once": at_once}
+            return [fill(texts.WRITE_ROWS, **names, **self.late_names(""))]
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]
         return [fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else []

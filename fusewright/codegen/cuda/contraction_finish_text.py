@@ -189,70 +189,55 @@ __device__ __forceinline__ void write_rows(const float* rows, $type* to, long lo
 }
 """
 
-# Of all rows, where none is read beside; of those that are read beside.
 WRITE_RUNS = """
-const bool even = (reinterpret_cast<unsigned long long>(to) / sizeof(*to) | plane | left) % 2 == 0;
+const bool even = (reinterpret_cast<unsigned long long>(to) / sizeof(*to) | plane | left$places) % 2 == 0;
 if (even)    // rows begin and end with whole pairs
-    write_runs<2>(rows, to, plane, features, left, member, lane);
+    write_runs<2>(rows, to, plane, features, left, member, lane$given);
 else
-    write_runs<1>(rows, to, plane, features, left, member, lane);
+    write_runs<1>(rows, to, plane, features, left, member, lane$given);
 """
-WRITE_ROWS_BESIDE = "write_runs<1>(rows, to, plane, features, left, member, lane$given);"
 
-# Elements of two bytes are held as they are written, and a lane writes two neighbours, which are a word of memory.
+# Elements of two bytes are held as they are written.
 WRITE_ROWS_OF_HALF = """
 // Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
 constexpr int POSITIONS = $positions, ROW_PITCH = $pitch, TEAM = $warps;    // a team's warps
 struct alignas(4) Word { $type first, second; };
 
-// Write them, each warp of the team some, whole words and parts of memory at a time: the first one begins at `to`;
-// there are so many `features`, and `left` elements of their rows.  What several rows have is read before any of it is
-// written.
+// Write them, each warp of the team some, LANES of it one: the first row begins at `to`; there are so many `features`,
+// and `left` elements of their rows.  Of whole sectors a lane has a half, of those that a row has a part of a word.
 __device__ __forceinline__ void write_rows(const $type* rows, $type* to, long long plane, int features, int left,
                                            int member, int lane) {
-    constexpr int PARTS = (POSITIONS + 126) / 64, AT_ONCE = $at_once;
+    constexpr int LANES = 8 > 4 * TEAM ? 8 : 4 * TEAM, AT_ONCE = 32 / LANES, SECTOR = 16, VECTOR = 8;
+    constexpr int VECTORS = (POSITIONS + 2 * SECTOR - 2) / SECTOR * 2;    // of a row that begins within a sector
 #pragma unroll 1
-    for (int first = member; first < 8; first += AT_ONCE * TEAM) {
-        Word words[AT_ONCE][PARTS];
-        int at[AT_ONCE];    // the first element of a lane's first word: before the row in words that it has half of
+    for (int first = AT_ONCE * member; first < 8; first += AT_ONCE * TEAM) {
+        const int feature = first + lane / LANES, of_row = lane % LANES;
+        const $type* const held = rows + feature * ROW_PITCH;
+        $type* const row = to + feature * plane;
+        const int ahead = int(reinterpret_cast<unsigned long long>(row) / sizeof($type) % SECTOR);    // of the row
+        const int count = feature < features ? left : 0;
+        // Vectors that begin between words of shared memory are made of those of five.
+        const int column = VECTOR * of_row - ahead, sector = column - of_row % 2 * VECTOR;
+        const unsigned by = column % 2 * 16;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const int feature = first + i * TEAM;
-            const $type* const row = rows + feature * ROW_PITCH;
-            at[i] = 2 * lane - int(reinterpret_cast<unsigned long long>(to + feature * plane) / sizeof($type) % 64);
-            if (at[i] % 2 == 0) {
+        for (int k = 0; k < VECTORS; k += LANES) {
+            if ((k == 0 && sector < 0) || sector + VECTOR * k + SECTOR > count) continue;
+            const unsigned* const from = reinterpret_cast<const unsigned*>(held + (column & ~1) + VECTOR * k);
+            unsigned words[5];
 #pragma unroll
-                for (int k = 0; k < PARTS; ++k)
-                    words[i][k] = *reinterpret_cast<const Word*>(row + min(max(at[i] + 64 * k, 0), POSITIONS - 2));
-            } else {
-#pragma unroll
-                for (int k = 0; k < PARTS; ++k)
-                    words[i][k] = Word{row[min(max(at[i] + 64 * k, 0), POSITIONS - 1)],
-                                       row[min(max(at[i] + 64 * k + 1, 0), POSITIONS - 1)]};
-            }
+            for (int j = 0; j < 5; ++j) words[j] = from[j];
+            *reinterpret_cast<uint4*>(row + column + VECTOR * k) = uint4{
+                __funnelshift_r(words[0], words[1], by), __funnelshift_r(words[1], words[2], by),
+                __funnelshift_r(words[2], words[3], by), __funnelshift_r(words[3], words[4], by)};
         }
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const int feature = first + i * TEAM, count = feature < features ? left : 0;
-            $type* const row = to + feature * plane + at[i];
-            if (at[i] % 2 == 0 && count % 2 == 0) {    // whole words
-#pragma unroll
-                for (int k = 0; k < PARTS; ++k)
-                    if (unsigned(at[i] + 64 * k) < unsigned(count))
-                        *reinterpret_cast<Word*>(row + 64 * k) = words[i][k];
-            } else {
-#pragma unroll
-                for (int k = 0; k < PARTS; ++k) {
-                    const bool has_first = unsigned(at[i] + 64 * k) < unsigned(count);
-                    const bool has_second = unsigned(at[i] + 64 * k + 1) < unsigned(count);
-                    if (has_first && has_second)
-                        *reinterpret_cast<Word*>(row + 64 * k) = words[i][k];
-                    else if (has_first)
-                        row[64 * k] = words[i][k].first;
-                    else if (has_second)
-                        row[64 * k + 1] = words[i][k].second;
-                }
-            }
+        for (int end = 0; end < 2; ++end) {
+            const int begin = end ? (ahead + count) / SECTOR * SECTOR - ahead : -ahead, at = begin + 2 * of_row;
+            if (of_row >= SECTOR / 2 || (end ? begin < 0 : ahead == 0)) continue;
+            const bool has_first = unsigned(at) < unsigned(count), has_second = unsigned(at + 1) < unsigned(count);
+            if (has_first && has_second) *reinterpret_cast<Word*>(row + at) = Word{held[at], held[at + 1]};
+            else if (has_first) row[at] = held[at];
+            else if (has_second) row[at + 1] = held[at + 1];
         }
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -186,6 +187,27 @@ def test_not_finite_as_eager(name: str) -> None:
 def test_numbers_of_no_feature_are_not_read(name: str) -> None:
     """Rows are written eight features at a time, of which there may be fewer."""
     assert_right(*found(name), sanitize=True)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("name", ["warps, rows", "features, rows", "positions, rows"])
+@pytest.mark.sampled
+def test_neighbours_are_read_and_written_together_where_all_begin_at_pairs(name: str, dtype: torch.dtype) -> None:
+    """Rows of even length, of which an operand may begin between pairs all the same."""
+    family, case, read, like, _ = EVERY[name]
+    f = find(replace(case, sizes=(case.sizes[0], case.sizes[1] + 1), dtype=dtype), read, like)
+    k = kernel_of(f, next(t for t in FAMILIES[family](f) if t.by_rows))
+    assert_right(f, k, sanitize=True)
+    operands = f.tensors(f.example())
+    (place,) = re.findall(r"reinterpret_cast<unsigned long long>\(\w+\) / sizeof\(\*(?!to\b)\w+\)", k.source)
+    between = replace(k, source=k.source.replace(place, "1"))
+    for one, taken, other in ((k, "2", "1"), (between, "1", "2")):
+        plain = emulate(one, *operands)
+        only, none = (
+            replace(one, source=re.sub(rf" write_runs<{run}>\(rows, to.*;", ";", one.source)) for run in (other, taken)
+        )
+        assert only.source != one.source != none.source
+        assert torch.equal(plain, emulate(only, *operands)) and not torch.equal(plain, emulate(none, *operands))
 
 
 @pytest.mark.slow

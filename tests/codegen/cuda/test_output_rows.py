@@ -192,7 +192,9 @@ def test_right(name: str) -> None:
     assert all(torch.equal(got, other) for other in others)
 
 
-@pytest.mark.parametrize("name", ["warps", "features, a row's end", "positions", "windows"])
+@pytest.mark.parametrize(
+    "name", ["warps", "features, a row's end", "positions", "windows", "features, bfloat16", "positions, float16"]
+)
 @pytest.mark.sampled
 def test_stays_inside(name: str) -> None:
     """Nothing is read or written out of bounds, in memory or in shared memory."""
@@ -221,6 +223,24 @@ def test_neighbours_are_written_together_where_rows_have_pairs(name: str, width:
     assert torch.equal(plain, emulate(replace(k, source=k.source.replace(calls[other], ";")), *f.tensors(x)))
     missing = emulate(replace(k, source=k.source.replace(calls[taken], ";")), *f.tensors(x))
     assert not torch.equal(plain, missing)
+
+
+@pytest.mark.parametrize("width", [36, 35, 42, 43, 46, 52, 65])
+@pytest.mark.parametrize("name", ["features, bfloat16", "positions, float16"])
+@pytest.mark.sampled
+def test_halves_are_written_by_sectors(name: str, width: int) -> None:
+    """Of rows of two-byte elements, whole sectors by vectors, and what is left at both ends; features of odd numbers of
+    elements, so that rows begin anywhere in a sector."""
+    family, case, wanted = CASES[name]
+    f, t = found(name, {name: (family, replace(case, sizes=(case.sizes[0] | 1, width)), wanted)})
+    k, x = kernel(f, t), f.case.example()
+    want, size = f.reference(x)
+    plain = emulate(k, *f.tensors(x))
+    assert ((plain.double() - want).abs() / (size + 1e-3)).nan_to_num(inf).max() <= tolerance(f.case)
+    for part, none in ((" k < VECTORS;", " k < 0;"), ("end < 2;", "end < 1;"), ("int end = 0;", "int end = 1;")):
+        assert k.source.count(part) == 1
+        less = replace(k, source=k.source.replace(part, none))
+        assert not torch.equal(plain, emulate(less, *f.tensors(x)))
 
 
 @pytest.mark.parametrize(
