@@ -39,11 +39,11 @@ def direct(f: Found) -> Kernel:
 
 
 def of_warpgroups(f: Found) -> Kernel:
-    return warpgroup_cases.kernel(f, warpgroup.candidates(f.group, f.cells, tf32=True)[0][1])
+    return warpgroup_cases.kernel(f, *warpgroup_cases.first(warpgroup, f))
 
 
 def of_positions(f: Found) -> Kernel:
-    return warpgroup_cases.kernel(f, warpgroup_positions.candidates(f.group, f.cells, tf32=True)[0][1])
+    return warpgroup_cases.kernel(f, *warpgroup_cases.first(warpgroup_positions, f))
 
 
 FAMILIES = (of_tilings, direct, of_warpgroups, of_positions)

@@ -124,7 +124,7 @@ def test_orders_agree(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_blocks_with_several_tiles(way: str) -> None:
-    f, t = found(Case((60, 140), 12, 9, (5, 3), batch=40), {}, way)
+    f, t = found(Case((30, 70), 12, 9, (5, 3), batch=40), {}, way)
     assert_several_tiles(f, t)
     assert_right(f, t)
 
@@ -181,8 +181,8 @@ def test_golden(way: str) -> None:
 
 
 def random_case(seed: int) -> tuple[Found, Tile]:
-    f, rng = drawn(tiles, 500_000 * (seed + 1))
-    return f, rng.choice(tiles(f))
+    f, rng, some = drawn(tiles, 500_000 * (seed + 1))
+    return f, rng.choice(some)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -15,6 +15,7 @@ from warpgroup_cases import (
     assert_orders_agree,
     assert_right,
     best,
+    first,
     kernel,
     tolerance,
 )
@@ -129,7 +130,7 @@ def test_compiles(name: str) -> None:
     }[name]
     f = find(case)
     assert isinstance(f, Found)
-    for _, t in [*warpgroup.candidates(f.group, f.cells, tf32=True)][:2]:
+    for t in first(warpgroup, f, 2):
         assert staged(f.group, t).words is not None
         resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, cuda.ARCH))
         assert all(r.stack == 0 for r in resources.values()), (t, resources)

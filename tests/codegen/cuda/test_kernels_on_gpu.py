@@ -94,8 +94,7 @@ def test_random_contractions_of_warpgroups(
     """Eight groups, each with three tiles, and in one launch where that is possible."""
     monkeypatch.setenv(ON_DEVICE, "1")
     for i in range(8):
-        f, rng = drawn(tiles_of, first + 1000 * (seed + 1) + i)
-        found = tiles_of(f)
+        f, rng, found = drawn(tiles_of, first + 1000 * (seed + 1) + i)
         for t in (found[0], *rng.sample(found, min(2, len(found)))):
             joined = warpgroup.blocks_per_sample(f.group, t, 128, f.cells) is not None
             for blocks in (None, *((1, 3) if joined else ())):

@@ -225,7 +225,7 @@ def test_rows_of_a_window_that_a_thread_has_meet_as_one() -> None:
 def pool_of(seed: int) -> tuple[Found, PoolTile]:
     """A random case with such tiles."""
     for more in range(1000):
-        f, rng = drawn(by_positions, 100_000 * (seed + 1) + more)
+        f, rng, _ = drawn(by_positions, 100_000 * (seed + 1) + more)
         if each := tiles(f):
             return f, rng.choice(each)
     raise AssertionError("no case has any")

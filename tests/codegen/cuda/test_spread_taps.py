@@ -16,12 +16,14 @@ from warpgroup_cases import (
     assert_several_tiles,
     best,
     drawn,
+    first,
     kernel,
 )
 
 from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.runtime import nvrtc
+from fusewright.schedule import warpgroup_positions
 from fusewright.schedule.warpgroup_positions import PositionTile
 
 
@@ -148,8 +150,8 @@ def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -
 def spread_of(seed: int) -> tuple[Found, PositionTile]:
     """A random case with spread taps."""
     for more in range(1000):
-        f, rng = drawn(tiles, 100_000 * (seed + 1) + more)
-        spread = [t for t in tiles(f) if t.spread]
+        f, rng, every = drawn(tiles, 100_000 * (seed + 1) + more)
+        spread = [t for t in every if t.spread]
         if spread:
             return f, rng.choice(spread)
     raise AssertionError("no case has any")
@@ -191,14 +193,15 @@ def test_more_random_cases(seed: int) -> None:
 def test_where_inputs_would_be_read_in_vain_taps_are_not_spread(case: Case) -> None:
     f = find(case)
     assert isinstance(f, Found)
-    assert tiles(f) and not any(t.spread for t in tiles(f))
+    found = tiles(f)
+    assert found and not any(t.spread for t in found)
 
 
 def test_it_is_the_way_of_large_kernels_with_few_features() -> None:
     """Three colours of an image, of which each position would be read 49 times."""
     f = find(Case((256, 256), 64, 3, (7, 7), padding=(3, 3)))
     assert isinstance(f, Found)
-    assert tiles(f)[0].spread == 24
+    assert first(warpgroup_positions, f)[0].spread == 24
 
 
 # -- what compiles: real sizes, for sm_90a

@@ -19,6 +19,7 @@ from warpgroup_cases import (
     assert_several_tiles,
     best,
     drawn,
+    first,
     kernel,
 )
 
@@ -182,15 +183,15 @@ def test_clusters_finish_samples_in_one_launch(blocks: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_cases(seed: int) -> None:
-    f, rng = drawn(tiles, seed)
-    assert_right(f, rng.choice(tiles(f)), ORDERS[seed % 3])
+    f, rng, some = drawn(tiles, seed)
+    assert_right(f, rng.choice(some), ORDERS[seed % 3])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6, 106))
 def test_more_random_cases(seed: int) -> None:
-    f, rng = drawn(tiles, seed)
-    for t in (tiles(f)[0], rng.choice(tiles(f))):
+    f, rng, some = drawn(tiles, seed)
+    for t in (some[0], rng.choice(some)):
         assert_right(f, t, ORDERS[seed % 3])
 
 
@@ -276,7 +277,7 @@ def test_compiles_without_spills(name: str) -> None:
     """The best tile for 64 samples, with no more registers than its blocks may have."""
     f = find(REAL[name])
     assert isinstance(f, Found)
-    t = tiles(f)[0]
+    (t,) = first(warpgroup, f)
     resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, "sm_90a"))
     assert all(r.stack == 0 for r in resources.values()), (t, resources)
     assert resources["fused_test"].registers * t.threads <= 65536
@@ -297,7 +298,7 @@ def test_tiles_fit_images_that_are_no_power_of_two(way: Any) -> None:
     """The best one computes hardly more positions than there are; of 8 x 64 cells, a third would be in vain."""
     f = find(Case((46, 46), 64, 40, padding=(1, 1)))
     assert isinstance(f, Found)
-    t = way.candidates(f.group, f.cells, tf32=True)[0][1]
+    (t,) = first(way, f)
     assert useful(walks(f.group, t.cells), f.cells, t.cells) > 0.85, t
 
 

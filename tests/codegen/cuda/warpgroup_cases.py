@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from contraction_cases import Case, Found, Model, draw, find, tolerance
@@ -14,6 +16,8 @@ from emulation.emulate import ORDERS, emulate
 
 from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.kernel import Kernel, ceil_div, evaluate
+from fusewright.schedule import warpgroup_estimate
+from fusewright.schedule.warpgroup_estimate import HOPELESS
 from fusewright.schedule.warpgroup_staging import WarpgroupCut
 
 F16, BF16 = torch.float16, torch.bfloat16
@@ -35,6 +39,27 @@ def assert_several_tiles(f: Found, t: cuda.Tile) -> None:
     assert 2 * evaluate(launch.grid[1], dict(lengths)) <= prod(map(ceil_div, f.cells, t.cells))
 
 
+# What a tile is given with its estimate, or after that.
+WITH_ESTIMATE = ("producers", "twice", "unfolded", "halves")
+
+
+@contextmanager
+def only(wanted: dict[str, Any]) -> Iterator[None]:
+    """Estimates, which take long, of tiles alone that may be as wanted: those of others change nothing about theirs."""
+    scored, unfoldings = warpgroup_estimate._scored, warpgroup_estimate.unfoldings
+    before = {key: value for key, value in wanted.items() if key not in WITH_ESTIMATE}
+
+    def some(c: Any, plain: Any, *more: Any) -> Any:
+        fits = all(getattr(plain, key) == value for key, value in before.items())
+        return scored(c, plain, *more) if fits else ()
+
+    def named(c: Any) -> Any:
+        return [(name, group) for name, group in unfoldings(c) if wanted.get("unfolded", name) == name]
+
+    with patch.object(warpgroup_estimate, "_scored", some), patch.object(warpgroup_estimate, "unfoldings", named):
+        yield
+
+
 def best(tiles: Tiles[T], case: Case, wanted: dict[str, Any]) -> tuple[Found, T]:
     """The group of a case, and the best tile that is as wanted, with taps as taps, no producers and nothing held where
     nothing else is said; how weights are staged is up to nobody else."""
@@ -47,12 +72,20 @@ def best(tiles: Tiles[T], case: Case, wanted: dict[str, Any]) -> tuple[Found, T]
         "held": False,
         **{key: value for key, value in wanted.items() if key not in staging},
     }
-    fitting = (t for t in tiles(result) if all(getattr(t, key) == value for key, value in others.items()))
-    return result, replace(next(fitting), **staging)
+    with only(others):
+        fitting = (t for t in tiles(result) if all(getattr(t, key) == value for key, value in others.items()))
+        return result, replace(next(fitting), **staging)
 
 
-def drawn(tiles: Tiles[T], seed: int) -> tuple[Found, random.Random]:
-    """The first case drawn from `seed` that PyTorch and the family take."""
+def first(way: Any, f: Found, count: int = 1) -> list[Any]:
+    """The best tiles of a way to cut, of which those far from the best are not estimated."""
+    found = way.candidates(f.group, f.cells, tf32=True, hopeless=HOPELESS)[:count]
+    assert len(found) == count and all(score < HOPELESS * found[0][0] for score, _ in found)
+    return [t for _, t in found]
+
+
+def drawn(tiles: Tiles[T], seed: int) -> tuple[Found, random.Random, Sequence[T]]:
+    """The first case drawn from `seed` that PyTorch and the family take, and its tiles."""
     rng = random.Random(seed)
     while True:
         dtype = rng.choice((torch.float32, torch.float32, BF16, F16))
@@ -64,8 +97,8 @@ def drawn(tiles: Tiles[T], seed: int) -> tuple[Found, random.Random]:
         except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
             continue
         f = find(case)
-        if isinstance(f, Found) and tiles(f):
-            return f, rng
+        if isinstance(f, Found) and (found := tiles(f)):
+            return f, rng, found
 
 
 def assert_right(
