@@ -162,7 +162,13 @@ PAYS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", PAYS)
+# The pipeline asks the same of this one, in `test_where_products_may_be_rounded`.
+ASKED = "one feature of a volume"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(ASKED, marks=pytest.mark.slow), *(name for name in PAYS if name != ASKED)]
+)
 def test_where_it_pays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     lengths, weight, stride, pays = PAYS[name]
