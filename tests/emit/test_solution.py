@@ -64,19 +64,27 @@ def test_runs_without_fusewright(tmp_path: Path) -> None:
     assert facts["errors"]["gradients"]["new"] < 1e-5
 
 
-def test_a_model_made_for_one_batch_and_one_that_writes_to_its_input(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "target"),
+    [
+        ("made for one batch", "cpu"),
+        ("writes to its input", "cuda"),
+        pytest.param("made for one batch", "cuda", marks=pytest.mark.slow),
+        pytest.param("writes to its input", "cpu", marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_made_for_one_batch_and_one_that_writes_to_its_input(what: str, target: str, tmp_path: Path) -> None:
     """A file is tried on few rows, unless it serves no other batch; what Model does to its input is right."""
     named = "def forward(self, *args, **named):\n    return self.conv(named['x']).relu().mean((2, 3))"
     given = "{'x': torch.rand(4, 3, 20, 24)}"
     writes = "def forward(self, x):\n    x.mul_(2)\n    return self.conv(x).relu().mean((2, 3))"
-    for forward, inputs in ((named, given), (writes, INPUT)):
-        path = problem(tmp_path, CONV, forward, inputs)
-        for target in ("cpu", "cuda"):
-            solution = path.with_name(f"{path.stem}_{target}.py")
-            options = Options(verify=False, measure=False, kernels="always")
-            written = write_solution(load_problem(path), solution, options, targets=[target], timed=False)
-            assert written.plans[0].kernels[0].path == "generated"
-            assert written.checked[0].facts["errors"]["outputs"]["new"] < 1e-6
+    forward, inputs = {"made for one batch": (named, given), "writes to its input": (writes, INPUT)}[what]
+    path = problem(tmp_path, CONV, forward, inputs)
+    solution = path.with_name(f"{path.stem}_{target}.py")
+    options = Options(verify=False, measure=False, kernels="always")
+    written = write_solution(load_problem(path), solution, options, targets=[target], timed=False)
+    assert written.plans[0].kernels[0].path == "generated"
+    assert written.checked[0].facts["errors"]["outputs"]["new"] < 1e-6
 
 
 def test_inputs_of_which_some_have_no_rows_of_a_batch(tmp_path: Path) -> None:
