@@ -4,7 +4,8 @@ The tensor cores leave a lane two neighbours of a row, or lanes eight of them, w
 from there, rows whose length is no number of sectors take several times as long as their bytes: a store of a part of a
 sector costs as much as several whole ones (benchmarks/results/h200_stores.json).  So the warps that have a row's
 positions, a *team*, leave eight features' rows in shared memory and write them from there, one after the other.  Where
-rows are whole sectors, the way through shared memory costs more than it saves.
+rows are whole sectors, the way through shared memory costs more than it saves, unless the neighbours of four lanes are
+but half of one: elements of two bytes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ FEATURES = 8
 SHORTEST = 32
 # Banks of shared memory; bytes that memory moves at a time.
 BANKS, SECTOR = 32, 32
-# How much longer rows take whose length is no number of sectors, written as lanes have them.
-PARTED = 4.0
+# How much longer rows take whose length is no number of sectors, written as lanes have them; and others, half a sector at
+# a time.
+PARTED, HALVED = 4.0, 2.0
 # Sectors that take as long as a part of one, of which a team's row has one at either end: 20 to 60 ps on the whole of
 # an H200 (benchmarks/results/h200_ends_of_rows.json).
 SECTORS_OF_PART = 4
@@ -129,6 +131,11 @@ def _whole(c: Contraction, row: int) -> bool:
     return positions * c.root.dtype.itemsize % SECTOR == 0
 
 
+def _halved(c: Contraction) -> bool:
+    """Whether what four lanes have side by side is half a sector: two phases along w, written together, are a whole."""
+    return c.root.dtype.itemsize == 2 and len(c.axes[2].phases) == 1 and c.window is None
+
+
 def as_written(
     c: Contraction, tiles: Iterable[T], row: int, of_phases: Callable[[T], T | None] = lambda t: None
 ) -> Iterator[T]:
@@ -136,7 +143,8 @@ def as_written(
     several phases so, of more than two of which lanes have no whole parts of memory."""
     w = c.axes[2]
     plain = w.stride == 1 and w.start == 0 and all(p.elements == (0,) for p in w.phases)
-    pays = _written(c) and not (_whole(c, row) and len(w.phases) <= 2) and c.root.dtype.itemsize <= 4
+    parts = not _whole(c, row) or _halved(c) or len(w.phases) > 2
+    pays = _written(c) and parts and c.root.dtype.itemsize <= 4
     for t in tiles:
         one_by_one = plain if c.window is None else t.team.pooled
         rows = (changed(t, by_rows=True) if one_by_one else of_phases(t)) if pays else None
@@ -150,4 +158,6 @@ def ends_of_rows(c: Contraction, t: Cut, row: int) -> bool:
 
 def parted(c: Contraction, t: Cut, row: int) -> float:
     """How many times the time of whole sectors it takes to write rows of so many cells."""
-    return PARTED if _written(c) and not _whole(c, row) and not t.by_rows else 1.0
+    if t.by_rows or not _written(c):
+        return 1.0
+    return PARTED if not _whole(c, row) else HALVED if _halved(c) else 1.0
