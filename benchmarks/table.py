@@ -129,9 +129,9 @@ def _scaling(record: dict[str, Any], name: str) -> str:
     return "\n".join([f"{title}, `results/{name}`:", "", *_rows(columns, rows, words=1)]) + "\n"
 
 
-def _fused_runs() -> dict[str, Any]:
+def _fused_runs(files: str = FUSED) -> dict[str, Any]:
     """The runs of the fused operators by their file, the earliest first."""
-    runs = {path.name: _data(path.name) for path in RESULTS.glob(FUSED)}
+    runs = {path.name: _data(path.name) for path in RESULTS.glob(files)}
     return dict(sorted(runs.items(), key=lambda item: item[1]["environment"]["date"]))
 
 
@@ -162,20 +162,21 @@ def _fused() -> str:
 
 def _operators(record: dict[str, Any], name: str) -> str:
     """Fused operators in another precision or memory format, beside the run before what is told with the table."""
-    before = {row["index"]: row for row in _data(name.replace(".json", "_before.json"))["rows"] if _timed(row)}
+    former = RESULTS / name.replace(".json", "_before.json")
+    before = {row["index"]: row for row in _data(former.name)["rows"] if _timed(row)} if former.exists() else {}
     rows = []
     for row in filter(_timed, record["rows"]):
         who = ("eager", "compile", "fusewright")
         times = [row["times"][one]["median"] for one in who]
         first = before.get(row["index"])
-        earlier = _number(first["times"]["fusewright"]["median"] * 1e3) if first else "-"
+        earlier = [_number(first["times"]["fusewright"]["median"] * 1e3) if first else "-"] if before else []
         texts = [str(row["index"]), f"`{row['name']}`", "x".join(map(str, row["shape"]))]
         gains = [f"{seconds / times[-1]:.2f}" for seconds in times[:-1]]
         rows.append(
-            [*texts, *(_number(seconds * 1e3) for seconds in times[:-1]), earlier, _number(times[-1] * 1e3), *gains]
+            [*texts, *(_number(seconds * 1e3) for seconds in times[:-1]), *earlier, _number(times[-1] * 1e3), *gains]
         )
-    columns = ["row", "model", "input", "eager", "torch.compile", "Fusewright, first", "Fusewright"]
-    columns += ["times eager", "times torch.compile"]
+    columns = ["row", "model", "input", "eager", "torch.compile", *(["Fusewright, first"] if before else [])]
+    columns += ["Fusewright", "times eager", "times torch.compile"]
     how = f"{record['dtype']}{', channels last' if record['channels_last'] else ''}"
     title = f"{_where(record['environment'])}; fused operators, {how}, milliseconds"
     return "\n".join([f"{title}, `results/{name}`:", "", *_rows(columns, rows, words=3)]) + "\n"
@@ -251,11 +252,12 @@ def _founding() -> str:
 
 def _summary() -> str:
     """Geometric means over everything else that was timed beside `torch.compile`."""
-    latest = {(row["name"], *row["shape"]): row for run in _fused_runs().values() for row in run["rows"] if _timed(row)}
+    latest = _latest(FUSED)
     drawn = [row for name in RANDOM if name.startswith("h200") for row in _data(name)["rows"] if _timed(row)]
     rows = [_gains("fused operators, the latest run of each", "H100, H200", latest.values())]
     layers = [row for row in latest.values() if row["index"] <= LAYERS]
     rows += [_gains(f"of these rows 1 to {LAYERS}: one layer and what follows it", "H100, H200", layers)]
+    rows += [_gains(label, "H200", _latest(files).values()) for label, files in OPERATORS]
     for label, name in RUNS:
         record = _data(name)
         rows.append(_gains(label, _device(record["environment"]), filter(_timed, record["rows"])))
@@ -271,6 +273,12 @@ def _summary() -> str:
         "slower than torch.compile",
     ]
     return "\n".join(_rows(columns, rows, words=2)) + "\n"
+
+
+def _latest(files: str) -> dict[tuple[Any, ...], Any]:
+    """The latest run of each of the fused operators that was timed beside both."""
+    runs = _fused_runs(files).values()
+    return {(row["name"], *row["shape"]): row for run in runs for row in run["rows"] if _timed(row)}
 
 
 def _random() -> str:
@@ -307,10 +315,13 @@ def _gains(label: str, device: str, found: Iterable[dict[str, Any]]) -> list[str
 # Of the fused operators, the last row that is a convolution or a linear layer and what follows it.
 LAYERS = 100
 
+# Fused operators in another precision or memory format.
+OPERATORS = (
+    ("fused operators, bfloat16, the latest run of each", "h200_operators_bf16*.json"),
+    ("fused operators, channels last, the latest run of each", "h200_operators_channels_last*.json"),
+)
 # What else is in the summary, each of one run.
 RUNS = (
-    ("fused operators, bfloat16", "h200_operators_bf16.json"),
-    ("fused operators, channels last", "h200_operators_channels_last.json"),
     ("networks, float32", "h100_networks.json"),
     ("networks, bfloat16", "h200_networks_bf16.json"),
     ("networks, channels last", "h200_networks_channels_last.json"),

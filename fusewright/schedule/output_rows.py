@@ -132,8 +132,10 @@ def _whole(c: Contraction, row: int) -> bool:
 
 
 def _halved(c: Contraction) -> bool:
-    """Whether what four lanes have side by side is half a sector: two phases along w, written together, are a whole."""
-    return c.root.dtype.itemsize == 2 and len(c.axes[2].phases) == 1 and c.window is None
+    """Whether what four lanes have side by side is half a sector, and nothing more is done on the way out: two phases
+    along w, written together, are a whole."""
+    halves = c.root.dtype.itemsize == 2 and not c.elements
+    return halves and len(c.axes[2].phases) == 1 and c.window is None
 
 
 def as_written(
