@@ -113,8 +113,8 @@ class Ways:
 
 
 # What a group's kernels depend on beside sizes: family, body, and of its operands the layouts and the bounds of their
-# values: a logsumexp of what is known to be small leaves out the maximum.
-Form = tuple[str, tuple[Node, ...], tuple[tuple[str | None, Interval], ...]]
+# values: a logsumexp of what is known to be small leaves out the maximum.  And how the result has to lie.
+Form = tuple[str, tuple[Node, ...], tuple[tuple[str | None, Interval], ...], str]
 
 
 def _is_one_launch(kernel: Kernel) -> bool:
@@ -195,7 +195,7 @@ class Tuner:
         if decision.option is None:
             self.left.append(inner)
             return None
-        return group.fused(name)
+        return group.fused(name, rows=group.order == "any" and self._written(name) == "contiguous")
 
     def prefers(self, group: Group) -> bool:
         """Whether groups that take as long as this one, and an update of running statistics, are to be its norm's."""
@@ -266,7 +266,8 @@ class Tuner:
 
     def _form(self, group: Group) -> Form:
         layouts = self._layouts(group)
-        return group.family, group.bodies, tuple((layouts.get(node), interval(node)) for node in group.operands)
+        operands = tuple((layouts.get(node), interval(node)) for node in group.operands)
+        return group.family, group.bodies, operands, group.order
 
     def _key(self, kind: str) -> str:
         """What a decision is remembered by: its kind and which of that kind it is, since they may differ in size."""
@@ -280,6 +281,7 @@ class Tuner:
         """What a group computes and how its operands lie in memory: its options are as good at any size."""
         layouts = self._layouts(group)
         at = [f"{i} {layouts[n]}" for i, n in enumerate(group.operands) if n in layouts]
+        at += [] if group.order == "eager" else [f"written {group.order}"]
         return f"{signature(group)}, {', '.join(at)}" if at else signature(group)
 
     def _rounds(self, group: Group) -> bool:

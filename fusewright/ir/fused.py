@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 class Fused(Op):
     """`body`, a graph over `Input` placeholders, one per argument and in their order, computed by kernel `name`.
 
+    `rows` says that a convolution's result is written row by row where eager's has its channels last.
+
     `also` are values that are computed on the way and are results as well: `Item` 1 and so on, the body's being 0.
     """
 
     name: str
     body: Node
     also: tuple[Node, ...] = ()
+    rows: bool = False
 
     @property
     def bodies(self) -> tuple[Node, ...]:
@@ -31,4 +34,5 @@ class Fused(Op):
         return self.body.type
 
     def __repr__(self) -> str:  # nodes are interned by it, and bodies are interned nodes
-        return f"Fused({self.name!r}, {', '.join(f'{id(result):#x}' for result in self.bodies)})"
+        rows = ", rows" if self.rows else ""
+        return f"Fused({self.name!r}, {', '.join(f'{id(result):#x}' for result in self.bodies)}{rows})"

@@ -525,3 +525,14 @@ def is_view(x: Sequence[Size], order: Sequence[int], shape: Sequence[Size]) -> b
     under another shape without a copy if it has no gaps; also where it cannot be told."""
     found = _reshaped(axes(shape), shape, x)
     return found is None or is_strided([found[d] for d in order], [x[d] for d in order])
+
+
+def order_of_parts(x: Sequence[Size], order: Sequence[int], shape: Sequence[Size]) -> tuple[int, ...] | None:
+    """In which order the dimensions of `shape` lie if it shows a tensor of shape `x`, whose dimensions longer than 1
+    lie in this order, perhaps with gaps; `None` where it does more than to split them."""
+    found = _reshaped(axes(shape), shape, x)
+    if found is None or not all(is_strided([found[d]], [x[d]]) for d in order):
+        return None
+    terms = (term for d in order for term in sorted(found[d].terms, key=lambda term: -term[0]))
+    dims = [digit.variable.of for _, digit in terms]
+    return tuple(dim.constant for dim in dims if dim is not None)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
-from fusewright.ir.indices import is_view
+from fusewright.ir.indices import is_view, order_of_parts
 from fusewright.ir.node import Graph, Node, topological
 
 Order = tuple[Any, ...]
@@ -153,6 +153,8 @@ def _fused(node: Node, index: int, known: Mapping[Node, Order], kernels: bool) -
     order = inside[result]
     if not kernels:
         return order
+    if node.op.rows:
+        return rows_of(result)
     convolves = any(isinstance(n.op, ops.Conv) for n in nodes)
     kept = convolves or (len(node.op.bodies) == 1 and _is_of_images(result, inside))
     return order if kept and order == last_order(result) else rows_of(result)
@@ -219,6 +221,9 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
             x, order = operands[0]
             if is_known(order) and not is_view(x.shape, order, shape):
                 return rows  # it is copied
+            parts = order_of_parts(x.shape, order, shape) if is_known(order) and not _may_have_format(node) else None
+            if parts is not None:
+                return parts
         case ops.ConvLast() | ops.Matmul() | ops.Reduce() | ops.Statistics() | ops.Softmax() | ops.Embedding():
             return rows
         case (
@@ -240,6 +245,8 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
             return (*rows, _UNKNOWN)
         case ops.RangeSum(table=table) if table and last_order(node) == rows and _is_format(*operands[0]):
             return rows
+        case ops.Pool(kind="avg", kernel=(_, _, _)):
+            return rows
         case ops.Conv():
             return _in_format(node, operands[:2])
         case ops.Pool(kind=kind, kernel=(_,)) if node.ndim == 3:
@@ -251,6 +258,11 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
         case ops.Norm(kind="rms") if node.device.type == "cpu":
             return _in_format(node, operands[:1])
     return _unknown(node, operands)
+
+
+def _may_have_format(node: Node) -> bool:
+    """Whether the order of dimensions longer than 1 does not tell if a value is in channels-last format."""
+    return node.ndim in (4, 5) and node.shape[1] == 1
 
 
 def _of_windows(node: Node, op: ops.Windows, order: Order) -> Order:

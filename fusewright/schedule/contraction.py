@@ -15,6 +15,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 import torch
 
 from fusewright.ir import ops
+from fusewright.ir.memory_order import last_order, lies_last
 from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import Windows, windows
 from fusewright.schedule import kept_channels, sample
@@ -120,7 +121,9 @@ class Contraction:
     fold                    reduction over all positions, all channels or both; `None` where all is written
     last                    pointwise tree on a reduction over channels, of that and of single numbers
     tail                    what is computed per sample from a reduction over positions
-    channels_last           whether x lies so in memory; what is written at all positions then does too
+    channels_last           whether x lies so in memory, and what is read beside the products
+    writes_last             whether what is written at all positions does: as eager's, whose softmaxes and averages in
+                            three dimensions are in rows
     axes                    with the pooling; without it (`plain_axes`) where its windows begin in the midst of cells
     dims                    of positions, 0 the first, that each axis counts: none, one, or neighbours as one
     unfolded                taps that are channels, which a tile may ask for (`warpgroup_staging.of_tile`)
@@ -144,6 +147,7 @@ class Contraction:
     operands: tuple[Node, ...]
     tail: SampleProgram | None = None
     channels_last: bool = False
+    writes_last: bool = False
     unfolded: Unfolded | None = None
     across: bool = False
     ends: Map | None = None
@@ -166,8 +170,19 @@ class Contraction:
 
     @property
     def layout(self) -> str:
-        """Of x, and of the output where positions are written."""
+        """Of x, and of `elements`."""
         return "channels_last" if self.channels_last else "contiguous"
+
+    @property
+    def layout_written(self) -> str:
+        """Of the output."""
+        return "channels_last" if self.writes_last and self.fold is None else "contiguous"
+
+    def in_format(self, *, last: bool, rows: bool = False) -> Contraction:
+        """The same with channels `last`, or in rows; `rows` says that these are to be written anyway."""
+        given = {n: last_order(n) for n in (self.x, *self.elements)}
+        follows = self.fold is not None or lies_last(self.root, given, {})
+        return replace(self, channels_last=last, writes_last=last and follows and not rows)
 
     @property
     def takes_channels_last(self) -> bool:

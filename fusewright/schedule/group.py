@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, Symbol, make, remade, topological
 from fusewright.schedule import chain, contraction, rearrangement
 from fusewright.schedule.partial import Split
+
+Order = Literal["eager", "rows", "any"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Group:
     split    where the group is the first step of a reduction, the reduction: `root` is not in the graph then
     shorter  the group from the same anchor that ends in front of a pool, a softmax or a residual, which this one takes
              in, if any
+    order    how the result of a convolution has to lie: as eager's, in rows, or in either
     """
 
     family: str
@@ -30,6 +33,7 @@ class Group:
     also: tuple[Node, ...] = ()
     split: Split | None = None
     shorter: Group | None = None
+    order: Order = "eager"
 
     @property
     def results(self) -> tuple[Node, ...]:
@@ -58,10 +62,11 @@ class Group:
         """Its results over placeholders for the operands: the very same of groups that compute the same."""
         return bodies(self.results, self.operands)
 
-    def fused(self, name: str) -> Node:
-        """The node that stands for the group."""
+    def fused(self, name: str, *, rows: bool = False) -> Node:
+        """The node that stands for the group, where what lies as eager's may be written in `rows`, too."""
         first, *also = self.bodies
-        return make(Fused(name, first, tuple(also)), *self.operands, where=self.root.where)
+        rows = rows or self.order == "rows"
+        return make(Fused(name, first, tuple(also), rows), *self.operands, where=self.root.where)
 
     def placed(self, graph: Graph, node: Node) -> tuple[Graph, dict[Node, Node]]:
         """`graph` with `node` computing what the group does, and what has become of each of its nodes."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
-from fusewright.ir.memory_order import Order, output_orders
+from fusewright.ir.memory_order import Order, output_orders, rows_of
 from fusewright.ir.node import Graph, Node, remade, topological
 from fusewright.schedule import chain, contraction, matmul, normalization, rearrangement
 from fusewright.schedule.again import computed_again
@@ -25,6 +25,7 @@ from fusewright.schedule.families import FAMILIES, NORMALIZATION, STILL, VALUES,
 from fusewright.schedule.group import Group
 from fusewright.schedule.kept_rows_record import KeptRows
 from fusewright.schedule.turned_parts import in_rows
+from fusewright.schedule.written_rows import wants_rows
 
 # A chain longer than this many operations is not searched to its end.
 REACH = 32
@@ -33,6 +34,8 @@ APART = 1 << 20
 
 
 Decide = Callable[[Group], Node | None]
+# How values lie where kernels run, if results do as in eager.
+Lies = Callable[[Graph], Mapping[Node, Order] | None]
 
 
 def cut(
@@ -53,17 +56,16 @@ def cut(
     by such a number of an operand is not copied for it.
     """
     eager, known = output_orders(graph, orders, kernels=False), dict[Node, Order]()
+
+    def lies(graph: Graph) -> Mapping[Node, Order] | None:
+        return known if output_orders(graph, orders, kernels=True, known=known) == eager else None
+
     for family in FAMILIES if moves else STILL:
         graph = _dense(graph, as_it_lies) if family is VALUES else graph
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:
-            if group.shorter is not None:
-                behind, _ = group.placed(graph, group.behind(group.shorter.fused("")))
-                alike = output_orders(behind, orders, kernels=True, known=known) == eager
-                group = group if alike else replace(group, shorter=None)
-            placed, _ = group.placed(graph, group.fused(""))
-            alike = output_orders(placed, orders, kernels=True, known=known) == eager
-            node = decide(group) if alike else None
+            found = _lying(group, graph, lies, moves=moves)
+            node = None if found is None else decide(found)
             if node is None:
                 ends = _ends(group) or _keys(family, group)
                 declined.update(ends if ends - declined else _covered(group))  # or it would be found again
@@ -72,6 +74,39 @@ def cut(
             if family.anchor is None:  # from the outputs on: what follows is made anew, but no other group
                 declined = {became.get(n, n) for n in declined}
     return graph
+
+
+def _lying(group: Group, graph: Graph, lies: Lies, *, moves: bool) -> Group | None:
+    """`group` with the order that its result may have, and the shorter one with that, if there may be one; `None` where
+    none leaves the results of `graph` as they lie in eager."""
+
+    def whole(node: Node) -> Graph:
+        return group.placed(graph, node)[0]
+
+    def early(node: Node) -> Graph:
+        return group.placed(graph, group.behind(node))[0]
+
+    shorter = None if group.shorter is None else _ordered(group.shorter, early, lies, moves=moves)
+    return _ordered(replace(group, shorter=shorter), whole, lies, moves=moves)
+
+
+def _ordered(group: Group, place: Callable[[Node], Graph], lies: Lies, *, moves: bool) -> Group | None:
+    """`group`, which `place` puts into a graph, with the order that its result may have.
+
+    On a GPU, a convolution writes rows of images whose channels lie last where its readers want them (`wants_rows`), or
+    where a kernel has nothing else.
+    """
+    node = group.fused("")
+    graph = place(node)
+    known = lies(graph)
+    as_eager = None if known is None else group
+    is_free = moves and isinstance(group.record, contraction.Contraction)
+    if not is_free or (known is not None and known[node] == rows_of(node)):
+        return as_eager
+    in_rows = replace(group, order="rows")
+    if lies(place(in_rows.fused(""))) is None:
+        return as_eager
+    return in_rows if known is None or wants_rows(node, graph, known) else replace(group, order="any")
 
 
 def _dense(graph: Graph, as_it_lies: Callable[[Node, int], bool]) -> Graph:

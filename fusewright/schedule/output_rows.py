@@ -121,7 +121,7 @@ def rows_bytes(t: Cut) -> int:
 
 def _written(c: Contraction) -> bool:
     """Whether values of all positions or cells are written, a feature's side by side."""
-    return c.fold is None and not c.channels_last
+    return c.fold is None and not c.writes_last
 
 
 def _whole(c: Contraction, row: int) -> bool:

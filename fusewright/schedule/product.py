@@ -77,7 +77,8 @@ def match(root: Node, users: Users) -> Product | str:
         return found
     real = {view: node for node, view in views.items()}
     tensors = tuple(real.get(n, n) for n in found.tensors)
-    return Product(root, replace(found, channels_last=lies is None), tensors, by_sample, lies is not None)
+    found = replace(found, channels_last=lies is None, writes_last=lies is None)
+    return Product(root, found, tensors, by_sample, lies is not None)
 
 
 def _weight(matmul: Node) -> tuple[Node, bool]:

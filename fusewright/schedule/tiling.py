@@ -373,7 +373,7 @@ def written_bytes(c: Contraction, t: Cut, repeated: int) -> float:
     if c.fold is not None or c.window is not None:
         return 0.0
     once = _output_bytes(c, t, c.x.dtype.itemsize)
-    return once if c.channels_last else once * repeated
+    return once if c.writes_last else once * repeated
 
 
 def bytes_beside(c: Contraction, t: Cut) -> float:
@@ -384,7 +384,7 @@ def bytes_beside(c: Contraction, t: Cut) -> float:
 def _output_bytes(c: Contraction, t: Cut, size: int) -> float:
     """Of as many elements as a tile has results, each of so many bytes: whole sectors."""
     positions = prod(n * a.stride for n, a in zip(t.cells, c.axes, strict=True))
-    row = t.block_m if c.channels_last else t.cells[2] * c.axes[2].stride
+    row = t.block_m if c.writes_last else t.cells[2] * c.axes[2].stride
     return c.features / ceil(c.features / t.block_m) * positions * (size + SECTOR / row)
 
 

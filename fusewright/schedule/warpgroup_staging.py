@@ -505,7 +505,7 @@ def phases_side_by_side(c: Contraction, t: WarpgroupCut) -> int:
     one pass computes and writes; 0 where none are so."""
     w, count = c.axes[2], len(c.axes[2].phases)
     each = [p.elements for p in w.phases] == [(i,) for i in range(count)] and (w.stride, w.start) == (count, 0)
-    written = c.fold is None and c.window is None and not c.channels_last
+    written = c.fold is None and c.window is None and not c.writes_last
     return count if count > 1 and each and written and t.joined else 0
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright.capture import capture
-from fusewright.ir.memory_order import follows_inputs, order_of, output_orders
+from fusewright.ir.memory_order import follows_inputs, is_known, order_of, output_orders
 from fusewright.ir.placement import placed
 
 
@@ -94,6 +94,29 @@ def test_windows_lie_as_in_eager(dims: tuple[int, ...], dim: int, size: int, ste
     graph = capture(Model(lambda m, x: x.unfold(dim, size, step) * 2).eval(), (x,), {}).graph
     (order,) = output_orders(graph, {graph.inputs[0]: order_of(x)}, kernels=False)
     assert order == order_of(x.unfold(dim, size, step) * 2)
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("dims", [(0, 2, 3, 1), (0, 3, 2, 1), (1, 0, 3, 2)])
+@pytest.mark.parametrize("shape", [(2, 3, 2, 8, 9), (2, 6, 8, 3, 3), (2, 2, 3, 4, 2, 9), (2, 6, 1, 8, 9), (2, 48, 9)])
+def test_views_that_split_dimensions(shape: tuple[int, ...], dims: tuple[int, ...], gaps: bool) -> None:
+    """They lie as what they show does, with gaps or without; what joins dimensions may be a copy."""
+    x = torch.randn(2, 6, 8, 18 if gaps else 9)
+    x = x.permute(dims).contiguous().permute([dims.index(d) for d in range(4)])
+    x = x[..., ::2] if gaps else x
+    graph = capture(Model(lambda m, x: x.reshape(shape) * 2).eval(), (x,), {}).graph
+    (order,) = output_orders(graph, {graph.inputs[0]: order_of(x)}, kernels=False)
+    assert order is not None and (is_known(order) or len(shape) == 3)
+    assert not is_known(order) or order == order_of(x.reshape(shape) * 2)
+
+
+@pytest.mark.parametrize("pool", [F.avg_pool3d, F.max_pool3d])
+def test_pools_of_volumes(pool: Callable[..., Tensor]) -> None:
+    """Averages are in rows, maxima follow what they are of."""
+    x = torch.randn(2, 3, 4, 6, 8).to(memory_format=torch.channels_last_3d)
+    graph = capture(Model(lambda m, x: pool(x, 3, 2)).eval(), (x,), {}).graph
+    (order,) = output_orders(graph, {graph.inputs[0]: order_of(x)}, kernels=False)
+    assert order == order_of(pool(x, 3, 2))
 
 
 def test_columns_lie_row_by_row() -> None:

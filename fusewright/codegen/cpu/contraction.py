@@ -9,7 +9,7 @@ The text lies in `contraction_text`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import ceil, prod
 from typing import Any
@@ -60,7 +60,7 @@ def options(c: Contraction, hints: Mapping[Any, int], layouts: Mapping[Node, str
     if any(layouts.get(n, "contiguous") != ("channels_last" if last else "contiguous") for n in c.elements):
         return []  # a copy would cost what there is to gain
     samples, _, *positions = sizes_of(c.window.node if c.window is not None else c.conv, hints)
-    found = candidates(replace(c, channels_last=last), c.along_axes(positions), samples)[:WORTH_MEASURING]
+    found = candidates(c.in_format(last=last), c.along_axes(positions), samples)[:WORTH_MEASURING]
     return [{"strips": {**asdict(s), "strip": list(s.strip)}, "channels_last": last} for s in found]
 
 
@@ -72,7 +72,7 @@ def _is_large_product(node: Node) -> bool:
 def generate(c: Contraction, option: dict[str, Any], name: str, reference: str) -> Kernel:
     """The kernel of a group for one of its options."""
     strips = Strips(**{**option["strips"], "strip": tuple(option["strips"]["strip"])})
-    return kernel(replace(c, channels_last=option["channels_last"]), strips, name, reference)
+    return kernel(c.in_format(last=option["channels_last"]), strips, name, reference)
 
 
 def kernel(c: Contraction, strips: Strips, name: str, reference: str) -> Kernel:
@@ -182,7 +182,7 @@ class _Writer:
             shape = ["N", *map(str, c.root.shape[1:])]
         if c.tail is None and c.fold is not None and not c.fold.op.keepdim:
             shape = [d for i, d in enumerate(shape) if i not in c.fold.op.dims]
-        return Array("out", tuple(shape), c.root.dtype, c.layout if kind == "store" else "contiguous")
+        return Array("out", tuple(shape), c.root.dtype, c.layout_written)
 
     # -- the text ----------------------------------------------------------------------------------------------------
 

@@ -284,7 +284,7 @@ class Epilogue:
     @property
     def turns(self) -> bool:
         """Whether what lies feature by feature is written, or read, position by position."""
-        return not self.c.channels_last and (self.kind == "store" or bool(self.beside))
+        return not self.c.writes_last and (self.kind == "store" or bool(self.beside))
 
     def take(self) -> Lines:
         """Statements for a row of results: `results[count][BLOCK]` at (d, h, first w) of features `first_feature`..."""

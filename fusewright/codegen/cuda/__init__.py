@@ -120,6 +120,9 @@ OF_WARPGROUP: dict[str, Any] = {
 }
 TILES: dict[str, Any] = {"tiling": Tiling, **OF_WARPGROUP}
 
+# Tiles that read and write rows, whichever way images come.
+OF_ROWS = {"direct", "taps"}
+
 Option = dict[str, Any]
 Layouts = Mapping[Node, str]
 
@@ -161,15 +164,16 @@ def options(
     if not isinstance(group.record, Contraction | Product):
         none = group.family == "sample program" and _is_over_pairs(group)
         return [] if none else [*_as_they_lie(group.record, last), {}]
-    c = at_ends(contraction_of(group.record))
+    c = _as_read(group, layouts)
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
-    c = replace(c, channels_last=_channels_last(c, layouts))
     if any(layouts.get(n, "contiguous") != c.layout for n in c.elements):
         return []  # a copy would cost what there is to gain
     found = _of_contraction(
         c, _cells(c, hints), sizes(c.x, hints)[0], isinstance(group.record, Product), tf32, capability
     )
+    if c.layout_written == "channels_last" and group.order == "eager":
+        return [option for option in found.options if not option.keys() & OF_ROWS]
     return list(found.options)
 
 
@@ -250,8 +254,7 @@ def _busy(c: Contraction, option: Option, hints: Mapping[Any, int]) -> float:
 
 def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: bool, capability: int | None) -> float:
     """About how many seconds the best way to cut a group with a product takes; infinite where there is none."""
-    c = at_ends(contraction_of(group.record))
-    c = replace(c, channels_last=_channels_last(c, layouts))
+    c = _as_read(group, layouts)
     return _seconds_of(c, isinstance(group.record, Product), hints, tf32, capability)
 
 
@@ -281,9 +284,11 @@ def _extent(group: Linear, hints: Mapping[Any, int]) -> Extent:
     return Extent(rows // max(1, samples), matrix, samples)
 
 
-def _channels_last(c: Contraction, layouts: Layouts) -> bool:
-    """Whether the kernel reads x in that layout."""
-    return c.channels_last or (layouts.get(c.x) == "channels_last" and c.takes_channels_last)
+def _as_read(group: Group, layouts: Layouts) -> Contraction:
+    """The convolution of a group, or what stands for a product, as its kernel reads x."""
+    c = at_ends(contraction_of(group.record))
+    last = layouts.get(c.x) == "channels_last" and c.takes_channels_last
+    return c.in_format(last=True, rows=group.order == "rows") if last else c
 
 
 @dataclass(frozen=True)
@@ -317,11 +322,11 @@ def _of_contraction(
         return _Ways(tuple(found), inf if rival is None else UNDERESTIMATED * rival)
     if c.channels_last and c.elements:  # copies of those would cost what there is to gain
         return _Ways(tuple(found), inf if rival is None else UNDERESTIMATED * rival)
-    direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths, samples, rival)
+    direct_tiles = direct_shortlist(c.in_format(last=False), lengths, samples, rival)
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]
     cycles = min(direct_tiles.best, inf if rival is None else UNDERESTIMATED * rival)
     found = others + found if direct_tiles.ahead else found + others
-    best, taps = by_taps(replace(c, channels_last=False), lengths, samples, cycles, tf32=tf32)
+    best, taps = by_taps(c.in_format(last=False), lengths, samples, cycles, tf32=tf32)
     by_tap: list[Option] = [{"taps": asdict(t)} for t in taps]
     return _Ways(tuple(by_tap + found if best < cycles else found + by_tap), min(best, cycles))
 
@@ -427,7 +432,7 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
         case "contraction" if "taps" in option:
             return direct_taps.generate(at_ends(group.record), TapTile(**option["taps"]), name, reference)
         case "contraction":
-            c = replace(at_ends(group.record), channels_last=option["channels_last"])
+            c = at_ends(group.record).in_format(last=option["channels_last"], rows=group.order == "rows")
             return _on_tensor_cores(c, option, name, reference, tf32=tf32)
         case "product":
             return of_tensors(

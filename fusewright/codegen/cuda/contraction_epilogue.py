@@ -227,7 +227,7 @@ class Epilogue(ElementText):
     @property
     def pairs(self) -> bool:
         """Whether two neighbours of an output row, which a thread holds, are written at once."""
-        everywhere = self.kind == "store" and self.c.window is None and not self.c.channels_last
+        everywhere = self.kind == "store" and self.c.window is None and not self.c.writes_last
         return everywhere and side_by_side(self.c) and self.c.axes[2].stride == 1
 
     # -- rows that are written from shared memory
@@ -429,7 +429,7 @@ class Epilogue(ElementText):
 
     def pointer(self, P: str, Q: str, R: str) -> str:
         """The statement that says where the output at position (p, q, r) of a thread's first feature is."""
-        if self.c.channels_last:
+        if self.c.writes_last:
             at = f"((((long long)sample * {P} + p) * {Q} + q) * {R} + r) * (GROUPS * O)"
             at = f"out + {at} + group * O + first_feature + {self.first_feature[0]}"
         else:
@@ -440,18 +440,18 @@ class Epilogue(ElementText):
     def stored_at(self) -> str:
         """The element of the output there, of the feature at hand."""
         feature = self.first_feature[1]
-        return f"to[{feature}]" if self.c.channels_last else f"to[({feature}) * plane]"
+        return f"to[{feature}]" if self.c.writes_last else f"to[({feature}) * plane]"
 
     @property
     def neighbours(self) -> bool:
         """Whether a thread's two channels are neighbours in memory, and written at once."""
-        last = self.kind == "store" and self.c.channels_last
+        last = self.kind == "store" and self.c.writes_last
         return last and self.other_channels == COLUMN and self.c.features % 2 == 0
 
     def out_row(self, P: str, Q: str, R: str) -> Lines:
         """Where results of a thread's first feature go, and how far behind them those of the next one do; where what
         lies beside them is."""
-        if self.c.channels_last or (self.kind != "store" and not self.beside):
+        if self.c.writes_last or (self.kind != "store" and not self.beside):
             return []
         return self._out_at("out_row", f" + {self.first_feature[0]}", (P, Q, R))
 

@@ -342,8 +342,7 @@ class Finish:
         """Output, scratch and further launches."""
         c = self.c
         spatial = written(c)
-        layout = c.layout if self.kind == "store" else "contiguous"
-        output = Array("out", self._shape(spatial), c.root.dtype, layout)
+        output = Array("out", self._shape(spatial), c.root.dtype, c.layout_written)
         if not self.partial:
             return Results(output, (), ())
         positions, features = " * ".join(spatial), c.features * c.op.groups

@@ -261,7 +261,7 @@ def find(case: Case, boxed: bool = False) -> Found | str:
     if isinstance(group, str):
         return group
     assert group.takes_channels_last or not case.channels_last
-    return Found(case, model, replace(group, channels_last=case.channels_last))
+    return Found(case, model, group.in_format(last=case.channels_last))
 
 
 def some(tilings: Sequence[Tiling], count: int, rng: random.Random) -> list[Tiling]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import torch
@@ -125,7 +125,7 @@ def find(case: Case, read: str, like: torch.dtype | None = None) -> Found:
         graph = rewrite(graph, rules, lambda node: Work(0, 0, 0, 0), mode="always").graph
     group = contraction.match(graph.outputs[0], graph.users())
     assert isinstance(group, Contraction), group
-    return Found(case, model, replace(group, channels_last=case.channels_last), like)
+    return Found(case, model, group.in_format(last=case.channels_last), like)
 
 
 def assert_right(f: Found, kernel: Kernel, order: str = "forward", seed: int = 0, sanitize: bool = False) -> None:

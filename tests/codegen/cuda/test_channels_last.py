@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from contraction_cases import Case, Found, find, tolerance
 from emulation.emulate import emulate
+from gpu_build import as_on_a_gpu, emulated
 from torch import Tensor, nn
 
+from fusewright import tuning
 from fusewright.capture import capture
 from fusewright.codegen import cuda
 from fusewright.codegen.cuda import contraction
@@ -91,6 +96,55 @@ def test_decisions_are_remembered_by_layout() -> None:
 def test_layout_of_an_example(make: object, layout: str) -> None:
     """That of a convolution's result in eager, which knows one channel by its stride, and does not mind gaps."""
     assert callable(make) and layout_of(make()) == layout
+
+
+class Behind(nn.Module):
+    """A convolution and a function of what it gives."""
+
+    def __init__(self, conv: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.function = conv, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.conv(x))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("function", "last"),
+    [
+        (lambda y: torch.sigmoid(2 * y.softmax(1)), False),
+        (lambda y: y.log_softmax(1), False),
+        (lambda y: y.softmax(1) * y, False),
+        (lambda y: y * y.softmax(1), True),  # the first operand decides
+        (lambda y: y - y.amax(1, keepdim=True), True),
+    ],
+)
+def test_what_is_written_lies_as_in_eager(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[[Tensor], Tensor], last: bool, transposed: bool
+) -> None:
+    """Softmaxes give rows, whatever they are of."""
+    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    monkeypatch.setattr(cuda, "early", lambda *_, **__: math.inf)
+    torch.manual_seed(0)
+    conv = nn.ConvTranspose2d(8, 12, 4, stride=2, padding=1) if transposed else nn.Conv2d(8, 12, 3)
+    model, x = Behind(conv, function).eval(), torch.randn(2, 8, 9, 11).to(memory_format=LAST)
+    built = as_on_a_gpu(model, x, tf32=(True, True))
+    (kernel,) = built.program.kernels
+    assert (kernel.layouts[0], kernel.output.layout) == ("channels_last", "channels_last" if last else "contiguous")
+    got, want = emulated(built, model, x), model(x).detach()
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
+
+
+def test_averages_in_three_dimensions_lie_in_rows() -> None:
+    torch.manual_seed(0)
+    model = Behind(nn.Conv3d(8, 6, 3), lambda y: F.avg_pool3d(y.tanh(), 2).relu()).eval()
+    x = torch.randn(2, 8, 8, 6, 9).to(memory_format=torch.channels_last_3d)
+    built = as_on_a_gpu(model, x)
+    (kernel,) = built.program.kernels
+    assert (kernel.layouts[0], kernel.output.layout) == ("channels_last", "contiguous")
+    torch.testing.assert_close(emulated(built, model, x), model(x).detach(), check_stride=True)
 
 
 @pytest.mark.parametrize("given", [LAST, torch.contiguous_format])

@@ -213,7 +213,7 @@ def assert_right(
     want, size = f.reference(x)
     got = emulate(f.kernel(t, blocks), *f.tensors(x), order=order, sanitize=sanitize)
     assert got.shape == want.shape and got.dtype == f.case.dtype
-    written = f.case.last if f.case.channels_last and not f.case.fold else torch.contiguous_format
+    written = f.case.last if f.group.layout_written == "channels_last" else torch.contiguous_format
     assert got.is_contiguous(memory_format=written)
     error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
     assert error.max() <= tolerance(f.case, boxed), t
