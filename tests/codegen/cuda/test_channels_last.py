@@ -23,6 +23,7 @@ from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.runtime.launch import layout_of
 from fusewright.runtime.operators import operator
+from fusewright.schedule.group import Group
 from fusewright.schedule.groups import cut
 from fusewright.schedule.tiling import Tiling
 from fusewright.tuning import TARGETS, Tuner
@@ -135,6 +136,31 @@ def test_what_is_written_lies_as_in_eager(
     got, want = emulated(built, model, x), model(x).detach()
     assert got.stride() == want.stride()
     torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("way", ["tiling", "warpgroup", "positions", "pools", "instead"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.sampled
+def test_every_way_to_multiply_writes_rows(monkeypatch: pytest.MonkeyPatch, way: str, transposed: bool) -> None:
+    monkeypatch.setattr(cuda, "WORTH_WATCHING", 0.0)
+    torch.manual_seed(0)
+    conv = nn.ConvTranspose2d(16, 24, 4, stride=2, padding=1) if transposed else nn.Conv2d(16, 24, 3)
+    model = Behind(conv, lambda y: F.max_pool2d(y.tanh(), 2) if way == "pools" else y.tanh()).eval()
+    x = torch.randn(2, 16, 9, 21).to(memory_format=LAST)
+    graph, groups = capture(model, (x,), {}).graph, list[Group]()
+    cut(graph, lambda group: groups.append(group))  # type: ignore[func-returns-value]
+    group = replace(next(g for g in groups if g.family == "contraction"), order="rows")
+    hints = {symbol: x.shape[where.dim] for symbol, where in graph.symbols.items()}
+    ways = cuda.options(group, hints, {graph.inputs[0]: "channels_last"}, tf32=True, capability=90)
+    some = [option for option in ways if way in option]
+    parameters = {tuple(p.shape): p.detach() for p in model.parameters()}
+    for option in some[:2]:
+        kernel = cuda.generate(group, "fused_test", option, tf32=True)
+        assert (kernel.layouts[0], kernel.output.layout) == ("channels_last", "contiguous")
+        got = emulate(kernel, x, *(parameters[tuple(n.shape)] for n in group.operands[1:]))  # type: ignore[arg-type]
+        assert got.is_contiguous()
+        torch.testing.assert_close(got, model(x).detach(), rtol=5e-3, atol=5e-3)
+    assert some or (way, transposed) == ("positions", True)
 
 
 def test_averages_in_three_dimensions_lie_in_rows() -> None:
