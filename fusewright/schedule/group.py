@@ -12,7 +12,7 @@ from fusewright.ir.node import Graph, Node, Symbol, make, remade, topological
 from fusewright.schedule import chain, contraction, rearrangement
 from fusewright.schedule.partial import Split
 
-Order = Literal["eager", "rows", "any"]
+Written = Literal["eager", "rows", "any"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Group:
     also: tuple[Node, ...] = ()
     split: Split | None = None
     shorter: Group | None = None
-    order: Order = "eager"
+    order: Written = "eager"
 
     @property
     def results(self) -> tuple[Node, ...]:
