@@ -4,6 +4,7 @@ eager."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,12 @@ import torch.nn.functional as F
 from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
 from torch import Tensor, nn
 
+from fusewright import tuning
+from fusewright.capture import capture
+from fusewright.codegen import cuda
+from fusewright.ir.fused import Fused
 from fusewright.runtime.launch import FORMATS
+from fusewright.schedule.groups import cut
 
 LAST = torch.channels_last
 
@@ -95,3 +101,38 @@ def test_tiles_of_rows(behind: bool) -> None:
     model, x = Model(function, groups=8).eval(), torch.empty(64, 8, 90, 110).to(memory_format=LAST)
     (first, *_) = as_on_a_gpu(model, x).program.kernels
     assert first.name == "fused_conv_relu" and first.output.layout == ("contiguous" if behind else "channels_last")
+
+
+def test_what_a_tile_writes_is_what_is_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
+    model = Model(lambda m, y: m.second(y.relu()).amax((2, 3)), groups=8).eval()
+    x = torch.empty(64, 8, 90, 110).to(memory_format=LAST)
+    graph = capture(model, (x,), {}).graph
+    hints = {symbol: x.shape[where.dim] for symbol, where in graph.symbols.items()}
+    lies: dict[str, Any] = {"layouts": {graph.inputs[0]: "channels_last"}, "orders": {graph.inputs[0]: (0, 2, 3, 1)}}
+    tuner = tuning.Tuner(torch.device("cpu"), hints, "always", (False, False), measure=False, **lies)
+    first, second = (n.op for n in cut(graph, tuner, orders=lies["orders"]).nodes() if isinstance(n.op, Fused))
+    assert tuner.kernels[first.name].output.layout == "contiguous" and first.rows and not second.rows
+
+
+class Twins(nn.Module):
+    """Two convolutions of one shape, whose readers want different orders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.instance_norm(self.first(x)), self.second(x)
+
+
+def test_equal_layers_share_a_kernel_where_orders_agree() -> None:
+    model, x = Twins().eval(), torch.randn(2, 8, 9, 11).to(memory_format=LAST)
+    built = as_on_a_gpu(model, x)
+    written = sorted(k.output.layout for k in built.program.kernels if k.name.startswith("fused_conv"))
+    assert written == ["channels_last", "contiguous"]
+    kinds = [key for key in built.decisions if key.startswith("contraction")]
+    assert len({key.rpartition(" #")[0] for key in kinds}) == 2
+    for a, b in zip(emulated(built, model, x), model(x), strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=1e-4, atol=1e-5, check_stride=True)
