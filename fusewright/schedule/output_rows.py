@@ -25,8 +25,8 @@ FEATURES = 8
 SHORTEST = 32
 # Banks of shared memory; bytes that memory moves at a time.
 BANKS, SECTOR = 32, 32
-# How much longer rows take whose length is no number of sectors, written as lanes have them; and others, half a sector at
-# a time.
+# How much longer rows take whose length is no number of sectors, written as lanes have them; and others, of which those
+# have half a sector.
 PARTED, HALVED = 4.0, 2.0
 # Sectors that take as long as a part of one, of which a team's row has one at either end: 20 to 60 ps on the whole of
 # an H200 (benchmarks/results/h200_ends_of_rows.json).
@@ -154,8 +154,10 @@ def as_written(
 
 
 def ends_of_rows(c: Contraction, t: Cut, row: int) -> bool:
-    """Whether rows of so many cells, written by way of shared memory, begin and end within sectors."""
-    return t.by_rows and c.window is None and _written(c) and not _whole(c, row)
+    """Whether rows of so many cells, written by way of shared memory, begin and end within sectors: those of two-byte
+    elements, for what written bytes cost was fitted to rows of float32, ends and all."""
+    halves = c.root.dtype.itemsize == 2 and c.window is None
+    return t.by_rows and halves and _written(c) and not _whole(c, row)
 
 
 def parted(c: Contraction, t: Cut, row: int) -> float:
