@@ -36,7 +36,7 @@ from fusewright.rules.engine import Mode, Rewritten, rewrite, total
 from fusewright.runtime import compiler, nvrtc
 from fusewright.runtime.device import LARGE_GPU, DeviceFacts, device_facts
 from fusewright.runtime.launch import layout_of
-from fusewright.schedule.channels_last import as_eager_lies, channels_last
+from fusewright.schedule.channels_last import as_eager_lies, channels_last, with_memory_of_its_own
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.few_elements import of_few
 from fusewright.schedule.groups import cut, with_statistics
@@ -159,7 +159,8 @@ def build(
     how |= {"layouts": layouts, "orders": orders, "remembered": decisions or {}}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, **how)
     eager = output_orders(graph, _orders(graph, model, captured.constants, tensors), kernels=False)
-    final, turned, batches, multiplied, spread = as_eager_lies(rewritten.graph, eager, orders), 0, 0, 0, 0
+    final = as_eager_lies(with_memory_of_its_own(rewritten.graph, graph), eager, orders)
+    turned, batches, multiplied, spread = 0, 0, 0, 0
     if last:
         final, turned = channels_last(final, orders)
         check(final)

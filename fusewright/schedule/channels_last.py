@@ -55,6 +55,25 @@ def as_eager_lies(graph: Graph, eager: Sequence[Order | None], orders: Mapping[N
     return _in_rows(graph, eager, sure)
 
 
+def with_memory_of_its_own(graph: Graph, captured: Graph) -> Graph:
+    """`graph` with outputs as they were `captured` that rules made views of what is passed, and that the model computes:
+    a sum over a dimension of length 1 is what it sums, but in memory of its own."""
+    outputs = zip(graph.outputs, captured.outputs, strict=True)
+    return replace(
+        graph, outputs=tuple(old if _is_passed(new) and not _is_passed(old) else new for new, old in outputs)
+    )
+
+
+def _is_passed(output: object) -> bool:
+    """Whether an output is an input, a parameter or a buffer, or a view of one."""
+    while isinstance(output, Node) and isinstance(output.op, _VIEWS) and not getattr(output.op, "copy", False):
+        output = output.arg(0)
+    return isinstance(output, Node) and isinstance(output.op, ops.Source)
+
+
+_VIEWS = (ops.Permute, ops.Reshape, ops.Slice, ops.Expand, ops.Windows, ops.Detach)
+
+
 def _in_rows(graph: Graph, wanted: Sequence[Order | None], found: Sequence[Order | None]) -> Graph:
     """`graph` with outputs copied that have to lie row by row and do not."""
     outputs = list(graph.outputs)
