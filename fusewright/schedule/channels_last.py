@@ -56,7 +56,7 @@ def as_eager_lies(graph: Graph, eager: Sequence[Order | None], orders: Mapping[N
 
 
 def with_memory_of_its_own(graph: Graph, captured: Graph) -> Graph:
-    """`graph` with outputs as they were `captured` that rules made views of what is passed, and that the model computes:
+    """`graph` with outputs as they were `captured` that rules made views of what is passed, and the model computes:
     a sum over a dimension of length 1 is what it sums, but in memory of its own."""
     outputs = zip(graph.outputs, captured.outputs, strict=True)
     return replace(
