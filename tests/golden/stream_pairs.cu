@@ -205,7 +205,7 @@ __device__ __forceinline__ void pairs(const Data& d, float* out) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 fused_sub_mul_sum_mul_exp(const float* __restrict__ x, const float* __restrict__ p1, int n0, int n1, int n2,
     float* __restrict__ out) {
     await_launches();

@@ -25,6 +25,7 @@ from fusewright.schedule.stream_record import Read, Stream
 
 # Pairs a thread has along either axis where there are many, and what it has otherwise.
 MOST, LEAST = 4, 2
+FITTING = {MOST: 2, LEAST: 3}  # blocks of a multiprocessor
 ACROSS = 16  # threads of a block along either axis
 ENOUGH = FULL // 8  # blocks of these, one for each multiprocessor of a large device
 SHORTEST = 16  # of either axis: a block of fewer rows is mostly idle
@@ -110,6 +111,11 @@ class PairWriter(Writer):
     def _batch(self) -> list[int]:
         """The axes of which a block has one index."""
         return [a for a in self.results if a not in (self.over.down, self.over.across)]
+
+    def attributes(self) -> str:
+        """With as many blocks of a multiprocessor as its registers are enough for: left to itself, the compiler gives a
+        few of them up for one more."""
+        return f"__launch_bounds__(THREADS, {FITTING[self.each]})"
 
     def _constants(self) -> Lines:
         return [

@@ -149,6 +149,7 @@ LARGE: dict[str, Callable[[], Node]] = {
         pw("mul", pw("tanh", pw("add", inp(0, 32, 256, 1, 64), inp(1, 32, 1, 256, 64))), inp(2, 64)), "sum", 3
     ),
     "logsumexp": lambda: fold(pw("add", inp(0, 8192, 64, 1), inp(1, 64, 1024)), "logsumexp", 1),
+    "logsumexp of few": lambda: fold(pw("add", inp(0, 128, 64, 1), inp(1, 64, 64)), "logsumexp", 1),
 }
 
 
