@@ -35,6 +35,11 @@ def compute_type(dtype: torch.dtype) -> str:
     return {torch.float64: "double", torch.int64: "long long"}.get(dtype, "float")
 
 
+def converted(text: str, compute: str) -> str:
+    """A value in this type."""
+    return f"{compute}({text})" if " " not in compute else f"({compute})({text})"
+
+
 def literal(value: bool | int | float, compute: str) -> str:
     """A number as C++ text of type `compute`."""
     number = float(value)
@@ -45,6 +50,9 @@ def literal(value: bool | int | float, compute: str) -> str:
     if abs(number) == inf:
         sign = "-" if number < 0 else ""
         return f"{sign}INFINITY" if compute == "float" else f"{sign}double(INFINITY)"
+    if compute == "long long":
+        assert number == value, f"{value} is no whole number"
+        return f"{int(value)}LL"
     text = repr(number)
     text = text if "." in text or "e" in text else f"{text}.0"
     return f"{text}f" if compute == "float" else text
@@ -98,8 +106,14 @@ class Scalars:
         return name
 
     def _cast(self, node: Node) -> str:
-        value = self.value(node.arg(0))
-        return _truth(value) if node.dtype == torch.bool else f"{compute_type(node.dtype)}({value})"
+        value, compute = self.value(node.arg(0)), compute_type(node.dtype)
+        if node.dtype == torch.bool:
+            return _truth(value)
+        text = converted(value, compute)
+        if self.cuda or not _truncates(node) or not node.arg(0).dtype.is_floating_point:
+            return text
+        # What no such number is near is the least of them, as processors have it; a compiler may take it for any.
+        return f"{value} >= -0x1p63f && {value} < 0x1p63f ? {text} : -0x7fffffffffffffffLL - 1"
 
     def _pointwise(self, node: Node) -> str:
         assert isinstance(node.op, ops.Pointwise)
@@ -128,6 +142,7 @@ class Scalars:
     def template(self, op: ops.Pointwise, compute: str) -> str:
         """The text of a function, computed in this type."""
         template = op.traits.cuda if self.cuda and op.traits.cuda and compute == "float" else op.traits.cpp
+        template = op.traits.whole if compute == "long long" else template
         assert template is not None, f"{op.fn} has no C++ text"
         return template
 
@@ -148,7 +163,7 @@ class Scalars:
             assert isinstance(node.op.value, bool | int | float)
             return literal(node.op.value, compute)
         text = self.value(node)
-        return f"{compute}({text})" if node.dtype == torch.int64 else text
+        return converted(text, compute) if node.dtype == torch.int64 and compute != "long long" else text
 
     def _compared(self, node: Node, comparison: Node) -> str:
         """An operand in the type that all operands of a comparison are promoted to, where that matters."""
@@ -192,9 +207,14 @@ def _stepped(root: Node, known: Container[Node]) -> dict[Node, bool]:
         tree = isinstance(node.op, ops.Pointwise | ops.Cast | ops.Detach) and node not in known
         if tree and (node not in found or read > found[node]):
             found[node] = read
-            read = read or (isinstance(node.op, ops.Pointwise) and node.op.fn in _STEPS)
+            read = read or (isinstance(node.op, ops.Pointwise) and node.op.fn in _STEPS) or _truncates(node)
             stack += [(a, read) for a in node.inputs]
     return found
+
+
+def _truncates(node: Node) -> bool:
+    """Whether this is the whole number in another number."""
+    return isinstance(node.op, ops.Cast) and not node.dtype.is_floating_point and node.dtype != torch.bool
 
 
 def _as_in_eager(op: ops.Pointwise, dtype: torch.dtype) -> ops.Pointwise:

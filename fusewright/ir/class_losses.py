@@ -49,9 +49,9 @@ def _is_natural(node: Node) -> bool:
             return reduce.gives_index
         case ops.Positions():
             return True
-        case ops.Opaque(target="aten.remainder.Scalar") as call:
-            other = call.given["other"]
-            return isinstance(other, int) and other > 0  # of its sign
+        case ops.Pointwise("remainder"):
+            other = node.arg(1).op
+            return isinstance(other, ops.Number) and isinstance(other.value, int) and other.value > 0  # of its sign
     return False
 
 

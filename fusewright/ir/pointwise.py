@@ -45,6 +45,7 @@ class Traits:
     cuda            another text for float32 in CUDA, where the device has faster instructions within 4 ulp
     cuda_within     intervals, and shorter ones for arguments in them: the first that holds them has it
     cpu             another text for float32 in loops of a CPU, with functions that are there (`codegen/cpu/maths.py`)
+    whole           the text for whole numbers, by which they stay such; `None` where there is none
     admits          what operands have to be: eager refuses any other number, NaN among them, with an error on a CPU and
                     the end of the process on a GPU, as kernels do (`codegen.cpp.admitted`)
     """
@@ -65,6 +66,7 @@ class Traits:
     cuda: str | None = None
     cuda_within: tuple[tuple[Interval, str], ...] = ()
     cpu: str | None = None
+    whole: str | None = None
     admits: Interval | None = None
 
 
@@ -485,6 +487,7 @@ _PLAIN = {
         cuda=scalars.CUDA.get(name),
         cuda_within=scalars.CUDA_WITHIN.get(name, ()),
         cpu=scalars.CPU.get(name),
+        whole=scalars.WHOLE.get(name),
     )
     for name, entry in _PLAIN.items()
 }

@@ -43,6 +43,7 @@ FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm", "var", "std", "argmax
 # Operations on a few numbers for each sample that threads repeat.
 FEW_OPERATIONS = 8
 
+NARROW = (torch.bfloat16, torch.float16)
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 Stage = Tree | Window | Fold
@@ -175,15 +176,24 @@ def unsupported(stage: Stage) -> str | None:
         return f"{stage.op.kind} over {stage.op.dims} is no reduction of a stream"
     if isinstance(stage, Tree):
         numbers = (n for n in stage.leaves if n.dtype in WHOLE and not isinstance(n.op, ops.Number))
-        counted = next((n for n in numbers if not _is_as_in_float32(n, stage)), None)
+        counted = next((n for n in numbers if not _is_read_as_it_is(n, stage)), None)
         if counted is not None:
             return f"{counted!r} is computed with in {counted.dtype}"
     index = isinstance(stage, Fold) and stage.op.gives_index
     if isinstance(stage, Fold) and index and stage.node.arg(0).dtype in WHOLE:
         return f"{stage.node.arg(0)!r} lies in memory as {stage.node.arg(0).dtype}"
     for node in nodes(stage) if isinstance(stage, Tree) else () if index else (stage.node,):
-        if node.dtype not in (*MEMORY, torch.bool):
+        if node.dtype not in (*MEMORY, torch.bool) and not is_whole(node):
             return f"{node!r} is computed in {node.dtype}"
+        if (
+            is_whole(node)
+            and node.arg(0).dtype in NARROW
+            and isinstance(stage, Tree)
+            and node.arg(0) not in stage.leaves
+        ):
+            return f"{node.arg(0)!r} is rounded ahead of a step"
+        if isinstance(node.op, ops.Pointwise) and node.op.fn in COMPARISONS and not _is_as_in_float32(node):
+            return f"{node!r} compares whole numbers that float32 has not"
         if isinstance(node.op, ops.Pointwise) and node.op.traits.cpp is None:
             return f"{node.op.fn} has no C++ text"
         if is_rounded(node):
@@ -193,18 +203,38 @@ def unsupported(stage: Stage) -> str | None:
     return None
 
 
-def _is_as_in_float32(leaf: Node, tree: Tree) -> bool:
-    """Whether all that is done with whole numbers comes to the same when they are rounded to float32 first: they become
-    that, as operands of its functions do, or are compared with, or are themselves, numbers so small that float32 has
-    all of them."""
+def _is_read_as_it_is(leaf: Node, tree: Tree) -> bool:
+    """Whether all that is done with whole numbers comes to the same in kernels: they become float32, as operands of its
+    functions do, other whole numbers are made of them, or they are compared as float32 could."""
 
     def fits(node: Node) -> bool:
-        if node.dtype == torch.float32:
-            return True
         compared = isinstance(node.op, ops.Pointwise) and node.op.fn in COMPARISONS
-        return compared and any(map(_is_small, node.inputs))
+        return node.dtype == torch.float32 or is_whole(node) or (compared and _is_as_in_float32(node))
 
     return all(fits(node) for node in nodes(tree) if leaf in node.inputs)
+
+
+def _is_as_in_float32(comparison: Node) -> bool:
+    """Whether it comes to the same when whole numbers are rounded to float32 first: some are so small that it has all
+    of those."""
+    whole = [a for a in comparison.inputs if a.dtype in WHOLE]
+    return len(whole) < len(comparison.inputs) or any(map(_is_small, comparison.inputs))
+
+
+def is_whole(node: Node) -> bool:
+    """Whether a whole number is made of floating-point numbers or of others like it."""
+    if node.dtype != torch.int64:
+        return False
+    if isinstance(node.op, ops.Cast):
+        return True
+    if not isinstance(node.op, ops.Pointwise) or node.op.traits.whole is None:
+        return False
+    others = all(a.dtype in (torch.int64, torch.bool) for a in node.inputs)
+    return others and (node.op.fn != "remainder" or _is_positive(node.arg(1)))
+
+
+def _is_positive(node: Node) -> bool:
+    return isinstance(node.op, ops.Number) and isinstance(node.op.value, int) and node.op.value > 0
 
 
 def _is_small(node: Node) -> bool:

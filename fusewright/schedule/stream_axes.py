@@ -84,7 +84,8 @@ class Axes:
         parts = {r.tensor for r in reads if r.part is not None}
         tensors = tuple(sorted(every, key=lambda v: v.shape != self.entry.shape and v not in parts))
         wrong = [r.tensor for r in reads if r.tensor.dtype not in (*MEMORY, torch.bool, *WHOLE)]
-        wrong += [root] if root.dtype not in MEMORY and not is_index(root) else []
+        whole = root.dtype == torch.int64 and not self.folds and self.window is None
+        wrong += [root] if root.dtype not in MEMORY and not is_index(root) and not whole else []
         if wrong or not tensors:
             return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}" if wrong else f"{root!r} reads nothing"
         axes = self._merged(roles, [*with_indices(reads), *(r.indices for r in reads if r.indices is not None)])

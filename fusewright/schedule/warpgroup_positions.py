@@ -19,6 +19,7 @@ from math import ceil, inf
 
 from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction, remembered
+from fusewright.schedule.kept_channels import KeptChannels
 from fusewright.schedule.output_rows import Team, banks_of_columns, rows_bytes
 from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_choice import chunk_sizes, few_of_each, leanest, rows_at_a_time, slices
@@ -256,6 +257,8 @@ def registers_of(c: Contraction, t: PositionTile) -> int:
         count += 2 * RUNNING[c.fold.op.kind] * t.eights_m
     if c.shares is not None:
         count += 2 * t.eights_m  # its values, beside what they were made of
+    if isinstance(c.shares, KeptChannels) and any(len(p.tree.leaves) > 1 for p in c.shares.passes):
+        count += 2 * t.eights_m  # what is made of values and of another reduction
     if c.reduced == "channels" or c.shares is not None:
         count += 2 * t.eights_m  # the values of a column
     if t.held:

@@ -148,7 +148,7 @@ INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
     "__or__": lambda i: i | i,
     "__xor__": lambda i: i ^ (i > 2),
     "bitwise_not": lambda i: ~i,
-    "remainder": lambda i: i % 3,
+    "remainder": lambda i: i % -3,
     "floor_divide": lambda i: i // 2,
     "div": lambda i: torch.div(i, 2, rounding_mode="trunc"),
     "pow": lambda i: 3**i,

@@ -59,10 +59,12 @@ def _of_float(handler: Callable[..., Normal]) -> Callable[..., Normal]:
 
 
 def _remainder(call: Call) -> Normal:
-    """Of positions, too: what repeats after so many."""
+    """Of positions, too, what repeats after so many; and of other whole numbers, by a positive one."""
     x, other = call["self"], call["other"]
-    if isinstance(x, Node) and isinstance(x.op, Positions) and x.op.modulo is None and type(other) is int and other > 0:
-        return call.make(replace(x.op, modulo=other))
+    if isinstance(x, Node) and x.dtype == torch.int64 and type(other) is int and other > 0:
+        if isinstance(x.op, Positions) and x.op.modulo is None:
+            return call.make(replace(x.op, modulo=other))
+        return call.apply("remainder", x, other)
     return _of_two(call, "remainder")
 
 
