@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -107,3 +108,24 @@ def test_left_to_pytorch(name: str) -> None:
     built = as_on_a_gpu(model, x)
     assert step in built.program.source
     assert torch.equal(emulated(built, model, x), model(x)) or name == "rests of other tensors"
+
+
+class Buckets(nn.Module):
+    """Which bucket a relative position is in: those near by have one each, others share one logarithmically."""
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        apart = k[:, None, :] - q[:, :, None]
+        near = apart.abs()
+        far = 8 + (torch.log(near.float() / 8) / math.log(128 / 8) * 8).long()
+        far = torch.min(far, torch.full_like(far, 15))
+        return (apart > 0).long() * 16 + torch.where(near < 8, near, far)
+
+
+def test_buckets_of_relative_positions_are_one_kernel() -> None:
+    q, k = (torch.randint(0, 200, (2, length), generator=torch.manual_seed(length)) for length in (40, 50))
+    model = Buckets()
+    built = as_on_a_gpu(model, q, k)
+    assert len(built.program.kernels) == 1 and "aten" not in built.program.source
+    assert torch.equal(emulated(built, model, q, k), model(q, k))
+    fast = fusewright.optimize(model, (q, k), rewrite="always", kernels="always")
+    assert len(fusewright.explain(fast).kernels) == 1 and torch.equal(fast(q, k), model(q, k))
