@@ -120,7 +120,9 @@ class Epilogue(ElementText):
             names = {"positions": team.positions, "warps": team.warps, "type": self.result_type}
             if self.holds_half:
                 return [fill(texts.WRITE_ROWS_OF_HALF, pitch=team.pitch_of_halves, **names)]
-            names |= {"pitch": team.pitch, "at_once": at_once}
+            # Features may be an odd number of elements apart, for lanes to meet less: no pairs begin where those do.
+            together = "RUN" if team.pitch % 2 == 0 else "1"
+            names |= {"pitch": team.pitch, "at_once": at_once, "together": together}
             return [fill(texts.WRITE_ROWS, **names, **self.late_names(""))]
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]

@@ -147,7 +147,7 @@ struct alignas(8) Neighbours { float first, second; };
 template <int RUN$class>
 __device__ __forceinline__ void write_runs(const float* rows, $type* to, long long plane, int features, int left,
                                            int member, int lane$more) {
-    struct alignas(RUN * sizeof(float)) Held { float element[RUN]; };
+    struct alignas($together * sizeof(float)) Held { float element[RUN]; };
     struct alignas(RUN * sizeof($type)) Run { $type element[RUN]; };
     constexpr int PART = 32 * RUN, PARTS = (POSITIONS + 2 * PART - RUN - 1) / PART, AT_ONCE = $at_once;
 #pragma unroll 1

@@ -207,6 +207,19 @@ def test_stays_inside(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("name", "more"), [("positions, three phases", 0), ("positions, four phases, softmax", 1)])
+def test_pairs_begin_where_memory_has_them(name: str, more: int) -> None:
+    """Rows of pairs are read from shared memory by pairs, unless features are an odd number of elements apart."""
+    family, case, wanted = CASES[name]
+    case = replace(case, sizes=(3, case.sizes[1]), output_padding=(0, more), before=(), softmax="", after=())
+    f, t = found(name, {name: (family, case, wanted)})
+    x = f.case.example()
+    want, size = f.reference(x)
+    assert want.shape[-1] % 2 == 0 and t.team.pitch % 2 == more
+    got = emulate(kernel(f, t), *f.tensors(x), sanitize=True)
+    assert ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf).max() <= tolerance(f.case)
+
+
 @pytest.mark.parametrize("width", [48, 47])
 @pytest.mark.parametrize("name", ["warps", "features", "positions", "windows"])
 def test_neighbours_are_written_together_where_rows_have_pairs(name: str, width: int) -> None:
