@@ -113,6 +113,27 @@ def test_a_copy_of_the_model_s_own_stays_one() -> None:
     torch.testing.assert_close(found[1], x.permute(0, 2, 3, 1))
 
 
+LAST = torch.channels_last
+TURNS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x.contiguous(memory_format=LAST),
+    "clone": lambda x: x.clone(memory_format=LAST),
+    "to": lambda x: x.to(memory_format=LAST),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("shape", [(2, 8, 9, 11), (2, 1, 9, 11), (2, 8, 1, 1)], ids=str)
+def test_what_a_model_turns(name: str, shape: tuple[int, ...]) -> None:
+    """It has its channels last, whatever comes, and so does what is computed of it."""
+    model = Weighted(lambda x, w: nn.functional.conv2d(TURNS[name](x.tanh() * 2), w).relu(), 4, shape[1], 1, 1)
+    x = torch.randn(shape, generator=torch.manual_seed(1))
+    built = as_on_a_gpu(model, x)
+    found, want = emulated(built, model, x), model(x).detach()
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5, check_stride=True)
+    if shape[1] > 1 and shape[2] > 1:
+        assert layouts(built)["fused_conv_relu"][0] == "channels_last"
+
+
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "of one": lambda x, w: (x * 2.0).relu() + 1.0,
     "per channel": lambda x, w: x.sigmoid() * w[:, None, None] + w[None, :, None, None],

@@ -212,6 +212,8 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
         return tuple(node.op.dims.index(d) for d in _seen(*operands[0]))
     if isinstance(node.op, ops.Windows) and is_known(operands[0][1]):
         return _of_windows(node, node.op, _seen(*operands[0]))
+    if isinstance(node.op, ops.Opaque) and _turns(node.op):
+        return last_order(node) if node.shape[1] != 1 and last_order(node) != rows else (*rows, _UNKNOWN)
     if len(rows) < 2 or all(order == rows_of(a) for a, order in operands):
         return rows
     match node.op:
@@ -258,6 +260,12 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
         case ops.Norm(kind="rms") if node.device.type == "cpu":
             return _in_format(node, operands[:1])
     return _unknown(node, operands)
+
+
+def _turns(op: ops.Opaque) -> bool:
+    """Whether its result is asked for with its channels last."""
+    formats = (torch.channels_last, torch.channels_last_3d)
+    return op.target.startswith("aten.") and op.given.get("memory_format") in formats
 
 
 def _may_have_format(node: Node) -> bool:
