@@ -86,7 +86,7 @@ WAYS = {"neighbours": _NEIGHBOURS, "eights": _EIGHTS, "rows": _ROWS}
 
 def writer(write: str, length: int) -> Launcher:
     """A kernel that writes one number per sample, and the position in its row, in this way."""
-    rows = fill(WRITE_ROWS, type="float", positions=128, pitch=136, warps=1, at_once=2, **PLAIN_ROWS)
+    rows = fill(WRITE_ROWS, type="float", positions=128, pitch=136, warps=1, at_once=2, together="RUN", **PLAIN_ROWS)
     pointers = Argument("pointer", "x"), Argument("pointer", "out"), Argument("int", str(length))
     return Launcher(
         Kernel(

@@ -21,6 +21,7 @@ from fusewright.ir import pointwise
 from fusewright.pipeline import build
 from fusewright.plan import KernelChoice
 from fusewright.problem import load_problem
+from fusewright.runtime import nvrtc
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other by name, as scripts do
@@ -33,6 +34,7 @@ import random_configurations  # noqa: E402
 import roofline  # noqa: E402
 import run  # noqa: E402
 import scaling  # noqa: E402
+import stores  # noqa: E402
 import table  # noqa: E402
 from accuracy import Accuracy  # noqa: E402
 from fused_models import ROWS, Row  # noqa: E402
@@ -503,3 +505,9 @@ def test_workers_share_rows_and_a_file_is_continued(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
 def test_every_script_finds_what_it_imports(script: str) -> None:
     importlib.import_module(script)
+
+
+@pytest.mark.parametrize("way", stores.WAYS)
+def test_ways_to_write_compile(way: str) -> None:
+    """They are made of the texts that kernels are."""
+    assert nvrtc.compile(stores.writer(stores.WAYS[way], 95).kernel.source, "sm_90")
