@@ -128,12 +128,13 @@ def _run(monkeypatch: pytest.MonkeyPatch, **rows: tuple[float, float, float]) ->
         }
         for date, times in rows.items()
     }
-    monkeypatch.setattr(table, "_fused_runs", lambda: dict(sorted(runs.items())))
+    monkeypatch.setattr(table, "_fused_runs", lambda files="": dict(sorted(runs.items())))
 
 
 def test_the_summary_has_the_latest_run_of_each_model(monkeypatch: pytest.MonkeyPatch) -> None:
     _run(monkeypatch, day2=(0.8, 0.2, 0.4), day1=(0.8, 0.4, 0.1))
     assert "| fused operators, the latest run of each | H100, H200 | 1 | 2.00 | 0.50 | 0.50 | 1 |" in table._summary()
+    assert "| fused operators, bfloat16, the latest run of each | H200 | 1 | 2.00 | 0.50 |" in table._summary()
     monkeypatch.setattr(table, "LAYERS", 7)
     assert "| of these rows 1 to 7: one layer and what follows it | H100, H200 | 1 |" in table._summary()
 

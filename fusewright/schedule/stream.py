@@ -10,6 +10,7 @@ slices, and permutations that leave the last dimension where it is.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Literal
 
 import torch
@@ -123,7 +124,7 @@ def _stream(stages: list[Stage], users: Users, parts: bool) -> Stream | str:
     matched = re.fullmatch(r"(T?)((?:WT?)?)((?:FT?){0,2})", letters)
     if matched is None:
         return "its stages take more than one pass"
-    problem = next(filter(None, map(unsupported, stages)), None)
+    problem = next(filter(None, map(partial(unsupported, whole=True), stages)), None)
     if problem:
         return problem
     before, window, after = None, None, None
@@ -170,20 +171,20 @@ def of_reductions(fold: Fold, read: tuple[Node, ...], tail: Tree, users: Users) 
     return Axes(value, value, Tree(value, read, None), None, None, ((fold, tail),), users, parts=True).stream(tail.root)
 
 
-def unsupported(stage: Stage) -> str | None:
-    """Why a stage cannot be carried out, whatever its sizes."""
+def unsupported(stage: Stage, *, whole: bool = False) -> str | None:
+    """Why a stage cannot be carried out, whatever its sizes; `whole` says that whole numbers may be computed."""
     if isinstance(stage, Fold) and (stage.op.kind not in FOLDS or not stage.op.dims):
         return f"{stage.op.kind} over {stage.op.dims} is no reduction of a stream"
     if isinstance(stage, Tree):
         numbers = (n for n in stage.leaves if n.dtype in WHOLE and not isinstance(n.op, ops.Number))
-        counted = next((n for n in numbers if not _is_read_as_it_is(n, stage)), None)
+        counted = next((n for n in numbers if not _is_read_as_it_is(n, stage, whole)), None)
         if counted is not None:
             return f"{counted!r} is computed with in {counted.dtype}"
     index = isinstance(stage, Fold) and stage.op.gives_index
     if isinstance(stage, Fold) and index and stage.node.arg(0).dtype in WHOLE:
         return f"{stage.node.arg(0)!r} lies in memory as {stage.node.arg(0).dtype}"
     for node in nodes(stage) if isinstance(stage, Tree) else () if index else (stage.node,):
-        if node.dtype not in (*MEMORY, torch.bool) and not is_whole(node):
+        if node.dtype not in (*MEMORY, torch.bool) and not (whole and is_whole(node)):
             return f"{node!r} is computed in {node.dtype}"
         if (
             is_whole(node)
@@ -203,13 +204,13 @@ def unsupported(stage: Stage) -> str | None:
     return None
 
 
-def _is_read_as_it_is(leaf: Node, tree: Tree) -> bool:
+def _is_read_as_it_is(leaf: Node, tree: Tree, whole: bool) -> bool:
     """Whether all that is done with whole numbers comes to the same in kernels: they become float32, as operands of its
     functions do, other whole numbers are made of them, or they are compared as float32 could."""
 
     def fits(node: Node) -> bool:
         compared = isinstance(node.op, ops.Pointwise) and node.op.fn in COMPARISONS
-        return node.dtype == torch.float32 or is_whole(node) or (compared and _is_as_in_float32(node))
+        return node.dtype == torch.float32 or (whole and is_whole(node)) or (compared and _is_as_in_float32(node))
 
     return all(fits(node) for node in nodes(tree) if leaf in node.inputs)
 

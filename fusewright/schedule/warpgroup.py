@@ -43,6 +43,8 @@ UNFOLDED, UNFOLDED_HALVES = 24, 64
 FOLLOWING = 16
 # Where phases share a pass and the last vectors of two rows of taps go together.
 PAIRED = 8
+# Where rows of two-byte elements are written by vectors.
+OF_VECTORS = 8
 # Of weights that wait in registers, for every 64 features: those at hand, and those that come next.
 HELD = 8
 
@@ -169,6 +171,8 @@ def _registers(c: Contraction, t: WarpgroupTile) -> int:
         count += WATCHING
     if t.joined and not two_by_two(c, t):
         count += PAIRED
+    if t.by_rows and c.root.dtype.itemsize == 2 and not c.elements:
+        count += OF_VECTORS
     if t.producers:
         count += FOLLOWING
     elif c.unfolded is not None:

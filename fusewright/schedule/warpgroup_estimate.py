@@ -58,6 +58,8 @@ FEWEST = 40
 # Registers of a producer beside the elements on their way, and more of them where its rows lie along two dimensions; of
 # those who leave some to producers, beside their estimate; the most of any thread.
 PRODUCER, DEEP, KEPT, MOST_OF_THREAD = 72, 32, 16, 240
+# Of words of two columns, of which a row may begin with the second.
+BETWEEN_WORDS = 8
 # Of a run's place.
 PLACE = 3
 # What those whose rows wait in registers take beyond their estimate, where producers have it to leave.
@@ -108,6 +110,8 @@ def producer_registers(c: Contraction, t: WarpgroupCut) -> int:
     on_their_way = (vector_bytes(c) // 4 if whole else vector(c)) * run(c, t) * at_once
     if c.halves:
         on_their_way += WATCHING
+    if staged(c, t).words is not None:
+        on_their_way += BETWEEN_WORDS
     if t.chunk == vector(c):  # twice as many runs as of two vectors, of which each lies elsewhere
         on_their_way += PLACE * at_once // 2
     return ceil((PRODUCER + (DEEP if d > 1 and h > 1 else 0) + on_their_way) / 8) * 8
