@@ -217,9 +217,11 @@ def _is_read_as_it_is(leaf: Node, tree: Tree, whole: bool) -> bool:
 
 def _is_as_in_float32(comparison: Node) -> bool:
     """Whether it comes to the same when whole numbers are rounded to float32 first: some are so small that it has all
-    of those."""
-    whole = [a for a in comparison.inputs if a.dtype in WHOLE]
-    return len(whole) < len(comparison.inputs) or any(map(_is_small, comparison.inputs))
+    of those, or the others are in no narrower type, to which all are promoted."""
+    whole = [a.dtype in WHOLE for a in comparison.inputs]
+    if not any(whole) or any(map(_is_small, comparison.inputs)):
+        return True
+    return not all(whole) and not any(a.dtype in NARROW for a in comparison.inputs)
 
 
 def is_whole(node: Node) -> bool:

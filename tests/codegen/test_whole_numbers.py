@@ -97,6 +97,7 @@ LEFT: dict[str, tuple[Function, Tensor, str]] = {
     "of half precisions that are rounded": (lambda e, x: (x * 100).long() + 1, REALS.bfloat16(), "fused_mul("),
     "rests of other tensors": (lambda e, i: i % (i * i + 1), WHOLE, "aten.remainder"),
     "rests of negative numbers": (lambda e, i: i % -3, WHOLE, "aten.remainder"),
+    "compared in half precision": (lambda e, i: (i * 7 > (i * 7).bfloat16()).float() * 2, WHOLE, " > "),
     "compared beyond float32": (lambda e, i: (i + 1 == i * 2).float() * 2, WHOLE, "=="),
 }
 
