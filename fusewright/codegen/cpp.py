@@ -42,6 +42,9 @@ def converted(text: str, compute: str) -> str:
 
 def literal(value: bool | int | float, compute: str) -> str:
     """A number as C++ text of type `compute`."""
+    if compute == "long long":
+        assert int(value) == value, f"{value} is no whole number"
+        return f"{int(value)}LL"
     number = float(value)
     if compute == "float":
         number = torch.tensor(number, dtype=torch.float32).item()  # what the kernel would round it to, in the open
@@ -50,9 +53,6 @@ def literal(value: bool | int | float, compute: str) -> str:
     if abs(number) == inf:
         sign = "-" if number < 0 else ""
         return f"{sign}INFINITY" if compute == "float" else f"{sign}double(INFINITY)"
-    if compute == "long long":
-        assert number == value, f"{value} is no whole number"
-        return f"{int(value)}LL"
     text = repr(number)
     text = text if "." in text or "e" in text else f"{text}.0"
     return f"{text}f" if compute == "float" else text

@@ -212,13 +212,13 @@ PLAIN: dict[str, str] = {
     "logical_xor": "{T}(({0} != 0) != ({1} != 0))",
 }
 
-# Of whole numbers: a rest has the sign of the divisor, which is none of 0.
+# Of whole numbers: a rest has the sign of the divisor, which is positive.
 WHOLE: dict[str, str] = {
     **{name: PLAIN[name] for name in ("neg", "add", "sub", "mul", "where")},
     "abs": "({0} < 0 ? -{0} : {0})",
     "maximum": "({0} > {1} ? {0} : {1})",
     "minimum": "({0} < {1} ? {0} : {1})",
-    "remainder": "(({0}) % ({1}) + ({1})) % ({1})",
+    "remainder": "({0} % {1} < 0 ? {0} % {1} + {1} : {0} % {1})",
 }
 
 # In CUDA, float32 only: the device's own exponential and reciprocal (`exp2_approx`, `reciprocal_approx`), no division,

@@ -31,7 +31,9 @@ WHOLE = torch.randint(-50, 50, (9, 65), generator=torch.manual_seed(4))
 CASES: dict[str, tuple[Function, Tensor, list[str]]] = {
     "sums and products": (lambda e, i: (i + 1) * 2 - i, WHOLE, ["fused_add_mul_sub"]),
     "beyond float64": (lambda e, i: i * 1234567890123457 + 7, WHOLE, ["fused_mul_add"]),
+    "numbers beyond float64": (lambda e, i: i * (2**53 + 1) - 2**62, WHOLE, ["fused_mul_sub"]),
     "rests": (lambda e, i: (i * 3 + 1) % 7, WHOLE, ["fused_mul_add_remainder"]),
+    "rests of the greatest": (lambda e, i: (i * 2**57) % (2**63 - 1), WHOLE, ["fused_mul_remainder"]),
     "extremes": (
         lambda e, i: torch.maximum(i, -i) - torch.minimum(i, i * 2).abs(),
         WHOLE,
