@@ -8,6 +8,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise, reshape, total
+from fusewright.ir.intervals import interval
 from fusewright.ir.node import Node, make
 
 Reduction = Literal["none", "mean", "sum"]
@@ -50,8 +51,7 @@ def _is_natural(node: Node) -> bool:
         case ops.Positions():
             return True
         case ops.Pointwise("remainder"):
-            other = node.arg(1).op
-            return isinstance(other, ops.Number) and isinstance(other.value, int) and other.value > 0  # of its sign
+            return interval(node.arg(1))[0] > 0  # of its sign
     return False
 
 

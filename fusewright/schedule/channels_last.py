@@ -25,6 +25,7 @@ from fusewright.ir.build import before_permute, cast, permute, pointwise, reshap
 from fusewright.ir.memory_order import Order, is_known, output_orders, rows_of
 from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.rules.normalization import scale_and_shift
+from fusewright.schedule.chain import VIEWS
 
 # Fewer bytes of channels than a library reads at once: those convolutions, of a picture's colors, stay as they are.
 VECTOR = 16
@@ -66,12 +67,9 @@ def with_memory_of_its_own(graph: Graph, captured: Graph) -> Graph:
 
 def _is_passed(output: object) -> bool:
     """Whether an output is an input, a parameter or a buffer, or a view of one."""
-    while isinstance(output, Node) and isinstance(output.op, _VIEWS) and not getattr(output.op, "copy", False):
+    while isinstance(output, Node) and isinstance(output.op, VIEWS) and not getattr(output.op, "copy", False):
         output = output.arg(0)
     return isinstance(output, Node) and isinstance(output.op, ops.Source)
-
-
-_VIEWS = (ops.Permute, ops.Reshape, ops.Slice, ops.Expand, ops.Windows, ops.Detach)
 
 
 def _in_rows(graph: Graph, wanted: Sequence[Order | None], found: Sequence[Order | None]) -> Graph:

@@ -131,11 +131,14 @@ def _whole(c: Contraction, row: int) -> bool:
     return positions * c.root.dtype.itemsize % SECTOR == 0
 
 
+def holds_halves(c: Contraction) -> bool:
+    """Whether rows are held as elements of two bytes: nothing more is computed of them on the way out."""
+    return c.root.dtype.itemsize == 2 and not c.elements
+
+
 def _halved(c: Contraction) -> bool:
-    """Whether what four lanes have side by side is half a sector, and nothing more is done on the way out: two phases
-    along w, written together, are a whole."""
-    halves = c.root.dtype.itemsize == 2 and not c.elements
-    return halves and len(c.axes[2].phases) == 1 and c.window is None
+    """Whether what four lanes have side by side is half a sector: two phases along w, written together, are a whole."""
+    return holds_halves(c) and len(c.axes[2].phases) == 1 and c.window is None
 
 
 def as_written(

@@ -17,7 +17,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
-from fusewright.ir.intervals import index_count
+from fusewright.ir.intervals import index_count, interval
 from fusewright.ir.node import Node, make, topological
 from fusewright.schedule.chain import (
     MEMORY,
@@ -175,8 +175,9 @@ def unsupported(stage: Stage, *, whole: bool = False) -> str | None:
     """Why a stage cannot be carried out, whatever its sizes; `whole` says that whole numbers may be computed."""
     if isinstance(stage, Fold) and (stage.op.kind not in FOLDS or not stage.op.dims):
         return f"{stage.op.kind} over {stage.op.dims} is no reduction of a stream"
+    leaves = stage.leaves if isinstance(stage, Tree) else ()
     if isinstance(stage, Tree):
-        numbers = (n for n in stage.leaves if n.dtype in WHOLE and not isinstance(n.op, ops.Number))
+        numbers = (n for n in leaves if n.dtype in WHOLE and not isinstance(n.op, ops.Number))
         counted = next((n for n in numbers if not _is_read_as_it_is(n, stage, whole)), None)
         if counted is not None:
             return f"{counted!r} is computed with in {counted.dtype}"
@@ -186,12 +187,7 @@ def unsupported(stage: Stage, *, whole: bool = False) -> str | None:
     for node in nodes(stage) if isinstance(stage, Tree) else () if index else (stage.node,):
         if node.dtype not in (*MEMORY, torch.bool) and not (whole and is_whole(node)):
             return f"{node!r} is computed in {node.dtype}"
-        if (
-            is_whole(node)
-            and node.arg(0).dtype in NARROW
-            and isinstance(stage, Tree)
-            and node.arg(0) not in stage.leaves
-        ):
+        if is_whole(node) and node.arg(0).dtype in NARROW and node.arg(0) not in leaves:
             return f"{node.arg(0)!r} is rounded ahead of a step"
         if isinstance(node.op, ops.Pointwise) and node.op.fn in COMPARISONS and not _is_as_in_float32(node):
             return f"{node!r} compares whole numbers that float32 has not"
@@ -233,11 +229,7 @@ def is_whole(node: Node) -> bool:
     if not isinstance(node.op, ops.Pointwise) or node.op.traits.whole is None:
         return False
     others = all(a.dtype in (torch.int64, torch.bool) for a in node.inputs)
-    return others and (node.op.fn != "remainder" or _is_positive(node.arg(1)))
-
-
-def _is_positive(node: Node) -> bool:
-    return isinstance(node.op, ops.Number) and isinstance(node.op.value, int) and node.op.value > 0
+    return others and (node.op.fn != "remainder" or interval(node.arg(1))[0] > 0)
 
 
 def _is_small(node: Node) -> bool:

@@ -15,7 +15,7 @@ from math import ceil, inf, prod
 
 from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.output_rows import Team, banks_of_runs, rows_bytes
+from fusewright.schedule.output_rows import Team, banks_of_runs, holds_halves, rows_bytes
 from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_choice import chunk_sizes, few_of_each, leanest, rows_at_a_time, slices
 from fusewright.schedule.warpgroup_estimate import HOPELESS, scored
@@ -171,7 +171,7 @@ def _registers(c: Contraction, t: WarpgroupTile) -> int:
         count += WATCHING
     if t.joined and not two_by_two(c, t):
         count += PAIRED
-    if t.by_rows and c.root.dtype.itemsize == 2 and not c.elements:
+    if t.by_rows and holds_halves(c):
         count += OF_VECTORS
     if t.producers:
         count += FOLLOWING

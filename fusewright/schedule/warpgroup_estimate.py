@@ -15,14 +15,7 @@ from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import SECTOR, SECTORS_OF_PART, as_written, ends_of_rows, parted
 from fusewright.schedule.residues import useful
-from fusewright.schedule.tiling import (
-    MOST_SHARED,
-    REGISTERS,
-    WRITTEN,
-    bytes_beside,
-    fitting,
-    written_bytes,
-)
+from fusewright.schedule.tiling import MOST_SHARED, REGISTERS, WRITTEN, bytes_beside, fitting, written_bytes
 from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 from fusewright.schedule.warpgroup_staging import (
     MOST_INDICES,

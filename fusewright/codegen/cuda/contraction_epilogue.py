@@ -18,7 +18,7 @@ from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.axes import Phase
-from fusewright.schedule.output_rows import FEATURES, rows_bytes
+from fusewright.schedule.output_rows import FEATURES, holds_halves, rows_bytes
 from fusewright.schedule.output_rows import Cut as WritesRows
 from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import side_by_side
@@ -114,12 +114,12 @@ class Epilogue(ElementText):
         """How two neighbours in memory are written at once, or whole rows."""
         if self.t.by_rows:
             team = self.t.team
+            names = {"positions": team.positions, "warps": team.warps, "type": self.result_type}
+            if holds_halves(self.c):
+                return [fill(texts.WRITE_ROWS_OF_HALF, pitch=team.pitch_of_halves, **names)]
             # What is read on the way out is on its way for longer.
             at_once = min(FEATURES // team.warps, 2 * self.rows_in_turn if self.late else self.rows_in_turn)
             assert FEATURES % (at_once * team.warps) == 0, "every warp of a team has as many rows"
-            names = {"positions": team.positions, "warps": team.warps, "type": self.result_type}
-            if self.holds_half:
-                return [fill(texts.WRITE_ROWS_OF_HALF, pitch=team.pitch_of_halves, **names)]
             # Features may be an odd number of elements apart, for lanes to meet less: no pairs begin where those do.
             together = "RUN" if team.pitch % 2 == 0 else "1"
             names |= {"pitch": team.pitch, "at_once": at_once, "together": together}
@@ -152,7 +152,7 @@ class Epilogue(ElementText):
         if self.t.by_rows:
             behind, warps = 4 * self.kept_elements() - rows_bytes(self.t), self.t.team.warps
             team = "warp" if warps == 1 else f"warp / {warps}"
-            held = self.result_type if self.holds_half else "float"
+            held = self.result_type if holds_halves(self.c) else "float"
             lines += fill(texts.ROWS_THERE, behind=f" + {behind}" if behind else "", team=team, held=held)
         empty = self.joining.empty
         if self.kind == "positions":
@@ -249,14 +249,9 @@ class Epilogue(ElementText):
         """Of the block's features the first of eight that a team writes, in these loops."""
         return "16 * (warp_m * M_TILES + m) + 8 * half", CHANNELS
 
-    @property
-    def holds_half(self) -> bool:
-        """Whether rows are held as elements of two bytes: nothing more is computed of them on the way out."""
-        return self.c.root.dtype.itemsize == 2 and not self.late
-
     def held(self, value: str) -> str:
         """A value as it is held."""
-        return f"narrow_to<{self.result_type}>::of({value})" if self.holds_half else value
+        return f"narrow_to<{self.result_type}>::of({value})" if holds_halves(self.c) else value
 
     def held_for_rows(self, slots: int) -> Lines:
         """A thread's values of eight features, to where they are written from."""
@@ -264,7 +259,7 @@ class Epilogue(ElementText):
             loops, column = ["for (int own_w = 0; own_w < OWN_W; ++own_w)"], "own_w / 2 * 8 + 2 * quad + own_w % 2"
             return nest(loops, self._pooled_to(f"row * ROW_PITCH + {column}", column))
         first, second = (self.held(self.changed(self.accumulator("j", f"2 * half{e}"))) for e in ("", " + 1"))
-        kind = "Word" if self.holds_half else "Neighbours"
+        kind = "Word" if holds_halves(self.c) else "Neighbours"
         at = f"reinterpret_cast<{kind}*>(&team_rows[row * ROW_PITCH + 8 * j + 2 * quad])"
         return nest([f"for (int j = 0; j < {slots // 2}; ++j)"], [f"*{at} = {kind}{{{first}, {second}}};"])
 

@@ -16,6 +16,7 @@ from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.axes import Phase
 from fusewright.schedule.kept_channels import KeptChannels
+from fusewright.schedule.output_rows import holds_halves
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_staging import couples, phases_side_by_side
@@ -139,7 +140,7 @@ class WarpgroupEpilogue(PhasesEpilogue):
         values, count = [self.held(self.changed(value)) for value in run.values], len(run.values)
         held = [f"const int own_w = {run.own_w};"]
         kind, taken = ("float4", 4) if count % 4 == 0 else ("float2", 2)
-        kind, taken = ("Word", 2) if self.holds_half else (kind, taken)
+        kind, taken = ("Word", 2) if holds_halves(self.c) else (kind, taken)
         for i in range(0, count, taken):
             place = f"row * ROW_PITCH + {4 * count} * s + {count} * quad{f' + {i}' if i else ''}"
             whole = f"{kind}{{{', '.join(values[i : i + taken])}}}"

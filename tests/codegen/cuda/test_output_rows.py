@@ -179,6 +179,12 @@ def kernel(f: Found, t: Any) -> Kernel:
     return made
 
 
+def assert_near(f: Found, got: torch.Tensor, want: torch.Tensor, size: torch.Tensor) -> None:
+    """As near as products are."""
+    error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
+    assert error.max() <= tolerance(f.case, boxed=f.group.box is not None)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.sampled
 def test_right(name: str) -> None:
@@ -187,8 +193,7 @@ def test_right(name: str) -> None:
     x = f.case.example()
     want, size = f.reference(x)
     got, *others = (emulate(kernel(f, t), *f.tensors(x), order=order, seed=3) for order in ORDERS)
-    error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
-    assert error.max() <= tolerance(f.case, boxed=f.group.box is not None), t
+    assert_near(f, got, want, size)
     assert all(torch.equal(got, other) for other in others)
 
 
@@ -202,9 +207,7 @@ def test_stays_inside(name: str) -> None:
     x = f.case.example()
     want, size = f.reference(x)
     got = emulate(kernel(f, t), *f.tensors(x), sanitize=True)
-    assert ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf).max() <= tolerance(
-        f.case, boxed=f.group.box is not None
-    )
+    assert_near(f, got, want, size)
 
 
 @pytest.mark.parametrize(("name", "more"), [("positions, three phases", 0), ("positions, four phases, softmax", 1)])
@@ -217,7 +220,7 @@ def test_pairs_begin_where_memory_has_them(name: str, more: int) -> None:
     want, size = f.reference(x)
     assert want.shape[-1] % 2 == 0 and t.team.pitch % 2 == more
     got = emulate(kernel(f, t), *f.tensors(x), sanitize=True)
-    assert ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf).max() <= tolerance(f.case)
+    assert_near(f, got, want, size)
 
 
 @pytest.mark.parametrize("width", [48, 47])
@@ -249,7 +252,7 @@ def test_halves_are_written_by_sectors(name: str, width: int) -> None:
     k, x = kernel(f, t), f.case.example()
     want, size = f.reference(x)
     plain = emulate(k, *f.tensors(x))
-    assert ((plain.double() - want).abs() / (size + 1e-3)).nan_to_num(inf).max() <= tolerance(f.case)
+    assert_near(f, plain, want, size)
     for part, none in ((" k < VECTORS;", " k < 0;"), ("end < 2;", "end < 1;"), ("int end = 0;", "int end = 1;")):
         assert k.source.count(part) == 1
         less = replace(k, source=k.source.replace(part, none))
