@@ -323,6 +323,12 @@ class Pool(Op):
         require(isinstance(slots, int) and isinstance(length, int), "ceil_mode pooling over a symbolic dimension")
         return slots - 1 if (slots - 1) * self.stride[i] >= length + self.padding[i] else slots
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether windows share elements, so that there may be more to pool than there are elements."""
+        windows = zip(self.kernel, self.stride, self.dilation, strict=True)
+        return any(kernel > 1 and stride < dilation * (kernel - 1) + 1 for kernel, stride, dilation in windows)
+
 
 @dataclass(frozen=True)
 class Slot:

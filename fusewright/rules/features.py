@@ -23,7 +23,7 @@ from fusewright.rules.linear import (
     slots_along,
     weighted,
 )
-from fusewright.rules.rule import Match, op, rule
+from fusewright.rules.rule import Match, op, rule, value
 
 _REDUCED_CONV = op("reduction", *LINEAR, of=(op("conv", Conv),), where=is_linear)
 _REDUCED_MATMUL = op("reduction", *LINEAR, of=(op("matmul", Matmul),), where=is_linear)
@@ -86,25 +86,31 @@ def channels_into_conv_weight(m: Match) -> Node:
 
 
 def _refuse_pooled_channels(m: Match) -> str | None:
-    return _refuse_other_dims(m) or ("the channels are pooled" if 1 in reduced_dims(m["pool"]) else None)
+    reason, pool = _refuse_other_dims(m), m["pool"].op
+    assert isinstance(pool, Pool)
+    if reason is not None:
+        return reason
+    if 1 in reduced_dims(m["pool"]):
+        return "the channels are pooled"
+    return None if isinstance(m["x"].op, Conv) or pool.overlaps else "the windows lie apart"
 
 
 @rule(
-    "sum_o(avg_pool(conv(x, w))[o]) = avg_pool(sum_o(conv(x, w)[o]))",
-    pattern=op("reduction", Reduce, of=(op("pool", Pool, of=(op("conv", Conv),), where=is_linear),), where=is_linear),
+    "sum_c(avg_pool(x)[c]) = avg_pool(sum_c(x[c]))",
+    pattern=op("reduction", Reduce, of=(op("pool", Pool, of=(value("x"),), where=is_linear),), where=is_linear),
     condition=_refuse_pooled_channels,
     exactness="reassociates",
 )
 def channels_before_pool(m: Match) -> Node:
-    """sum or mean over channels, and perhaps more, of an average pooling of a convolution -> the channels are reduced
-    first, in the convolution's weight.
+    """sum or mean over channels, and perhaps more, of an average pooling -> the channels are reduced first.
 
-    x (N, C, *), y (N, O, *) pooled over trailing dimensions.  Where the pooling itself does not slide in front of the
-    convolution, it is over one channel in place of O.  Class reassociates.
+    x (N, C, *), pooled over trailing dimensions, in one channel in place of C.  The weight of a convolution takes the
+    sum in; anything else has its channels reduced where it is computed, unless windows lie apart: those are pooled
+    there, too, which leaves less to reduce.  Class reassociates.
     """
     reduction = m["reduction"].op
     assert isinstance(reduction, Reduce)
-    channel = make(replace(reduction, dims=(1,), keepdim=True), m["conv"])
+    channel = make(replace(reduction, dims=(1,), keepdim=True), m["x"])
     return finish(m["reduction"], make(m["pool"].op, channel), (1,))
 
 

@@ -313,6 +313,43 @@ def extreme_of_pool(m: Match) -> Node:
     return make(m["outer"].op, make(_covered(m), m["x"]))
 
 
+def _unpooled(m: Match) -> tuple[int, ...]:
+    """The dimensions that the reduction takes and the pooling does not."""
+    pool = m["inner"].op
+    assert isinstance(pool, Pool)
+    return tuple(d for d in m["outer"].op.dims if d < m["inner"].ndim - len(pool.kernel))  # type: ignore[attr-defined]
+
+
+def _refuse_unpooled(m: Match) -> str | None:
+    outer, inner = m["outer"].op, m["inner"].op
+    assert isinstance(outer, Reduce) and isinstance(inner, Pool)
+    if outer.kind != getattr(inner, "kind", ""):
+        return "the two reduce differently"
+    if not _unpooled(m):
+        return "all reduced dimensions are pooled"
+    return None if inner.overlaps else "the windows lie apart"
+
+
+@rule(
+    "max_c(maxpool(x)[c]) = maxpool(max_c(x[c]))",
+    pattern=op("outer", Reduce, of=(op("inner", Pool, of=(value("x"),)),), where=is_extreme),
+    condition=_refuse_unpooled,
+    exactness="exact",
+)
+def channels_before_extreme(m: Match) -> Node:
+    """max over channels, and perhaps more, of a max pooling -> the channels are reduced first.
+
+    x (N, C, *), pooled over trailing dimensions, in one channel in place of C.  Windows that lie apart are pooled where
+    x is computed, which leaves less to reduce.  Class exact.
+    """
+    outer, inner = m["outer"].op, m["inner"].op
+    assert isinstance(outer, Reduce)
+    taken = _unpooled(m)
+    pooled = make(inner, make(replace(outer, dims=taken, keepdim=True), m["x"]))
+    rest = tuple(d for d in outer.dims if d not in taken)
+    return reshape(make(replace(outer, dims=rest, keepdim=True), pooled) if rest else pooled, m["outer"].shape)
+
+
 _MERGED = ("sum", "mean", "max", "min", "prod", "logsumexp")
 
 
@@ -392,6 +429,7 @@ RULES: tuple[Rule, ...] = (
     max_pool_of_max_pool,
     avg_pool_of_avg_pool,
     extreme_of_pool,
+    channels_before_extreme,
     reduction_of_reduction,
     sum_and_mean,
 )

@@ -50,7 +50,22 @@ def pooled(y: Node, kind: str = "avg") -> Node:
 @st.composite
 def pooled_channels(draw: Draw) -> Node:
     """A sum or mean over the channels, and perhaps other dimensions, of any convolution's pooled output."""
-    y = draw(convs(draw(st.booleans())))
+    return channels_of_pool(draw, draw(convs(draw(st.booleans()))))
+
+
+@st.composite
+def pooled_values(draw: Draw) -> Node:
+    """The same of any other values, whose windows share some."""
+    n = draw(st.integers(1, 3))
+    lengths = st.integers(1, 5)
+    root = channels_of_pool(draw, inp(draw(st.sampled_from((B, 2))), *(draw(lengths) for _ in range(n + 1))))
+    match = rules.channels_before_pool.pattern.match(root)
+    assume(match is not None and rules.channels_before_pool.condition(match) is None)
+    return root
+
+
+def channels_of_pool(draw: Draw, y: Node) -> Node:
+    """A sum or mean over the channels, and perhaps other dimensions, of an average pooling of y."""
     kernel = [draw(st.integers(1, min(3, int(length)))) for length in y.shape[2:]]
     stride, padding = (tuple(draw(st.integers(low, max(low, k // 2))) for k in kernel) for low in (1, 0))
     pool = avg_pool(y, *kernel, stride=stride, padding=padding)
@@ -152,7 +167,7 @@ SPECS = [
     RuleSpec(
         rules.channels_before_pool,
         lambda: reduce("mean", pooled(grouped(batch=B)), 1),
-        pooled_channels(),
+        st.one_of(pooled_channels(), pooled_values()),
         {
             "the channels are not reduced": lambda: reduce("sum", pooled(grouped()), 0, 2),
             "the channels are pooled": lambda: reduce("sum", avg_pool(grouped(), 2, 2), 1),
@@ -161,7 +176,8 @@ SPECS = [
             UNKNOWN: lambda: reduce("sum", pooled(conv(inp(2, 4, 5), inp(B, 4, 2))), 1),
             "# a max over channels": lambda: reduce("max", pooled(grouped()), 1),
             "# a max pooling": lambda: reduce("sum", pooled(grouped(), "max"), 1),
-            "# no convolution": lambda: reduce("sum", pooled(inp(2, 4, 6)), 1),
+            "the windows lie apart": lambda: reduce("sum", avg_pool(inp(2, 4, 6), 2), 1),
+            "the windows lie apart # and leave gaps": lambda: reduce("sum", avg_pool(inp(2, 4, 6), 2, stride=(3,)), 1),
         },
         lambda: reduce("sum", pooled(grouped(batch=B, transposed=True)), 1, 2, keepdim=True),
     ),

@@ -16,6 +16,7 @@ from fusewright.ir.build import pointwise as pw
 from fusewright.ir.node import Node, make
 from fusewright.rules import pooling as rules
 from fusewright.rules.linear import reduced_dims
+from fusewright.rules.rule import Rule
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
@@ -164,8 +165,8 @@ def sums_and_means(draw: Draw) -> Node:
 
 
 @st.composite
-def reduced_pools(draw: Draw) -> Node:
-    """A max over dimensions of windows that leave no gaps, or of which one dimension can do with smaller ones."""
+def extremes_of_pools(draw: Draw) -> Node:
+    """A max over any dimensions of windows of its own kind."""
     kind, n = draw(st.sampled_from(["max", "min"])), draw(st.integers(1, 2))
     known = draw(st.sampled_from([5, 6, 7, 12, 13]))
     shape = (draw(st.sampled_from([B, 2])), 2, known, draw(st.sampled_from([8, 9, 10])))[: 2 + n]
@@ -173,13 +174,20 @@ def reduced_pools(draw: Draw) -> Node:
     padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
     dilation = tuple(draw(st.sampled_from([1, 1, 2])) for _ in range(n))
     options = {"stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": draw(st.booleans())}
-    dims = draw(st.sampled_from([(2,), (1, 2), (0, 2), (2, 3), (0, 1, 2, 3), (1, 3), (3,)]))
+    dims = draw(st.sampled_from([(1,), (2,), (1, 2), (0, 2), (2, 3), (0, 1, 2, 3), (1, 3), (3,)]))
     assume(max(dims) < 2 + n)
-    root = over(lambda x: reduce(pool(x, kind, *kernel, **options), kind, *dims, keepdim=True), inp(*shape))
-    match = rules.extreme_of_pool.pattern.match(root)
-    assert match is not None
-    assume(rules.extreme_of_pool.condition(match) is None)
-    return root
+    keepdim = draw(st.booleans())
+    return over(lambda x: reduce(pool(x, kind, *kernel, **options), kind, *dims, keepdim=keepdim), inp(*shape))
+
+
+def taken(rule: Rule, roots: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+    """Those that a rule is for."""
+
+    def fires(root: Node) -> bool:
+        match = rule.pattern.match(root)
+        return match is not None and rule.condition(match) is None
+
+    return roots.filter(fires)
 
 
 def image(*shape: Any, dtype: torch.dtype = torch.float64) -> Node:
@@ -342,7 +350,7 @@ SPECS = [
     RuleSpec(
         rules.extreme_of_pool,
         lambda: reduce(pool(image(B, 2, 13, 12), "max", 4, 6, stride=(2, 3), padding=(1, 0)), "max", 1, 2, 3),
-        reduced_pools(),
+        taken(rules.extreme_of_pool, extremes_of_pools()),
         {
             "the two reduce differently # kinds": lambda: reduce(pool(image(), "min", 2, 2), "max", 2, 3),
             "the two reduce differently # an average": lambda: reduce(pool(image(), "avg", 2, 2), "max", 2, 3),
@@ -366,6 +374,22 @@ SPECS = [
             ),
             "# a window over windows": lambda: pool(pool(image(), "max", 2, 2), "max", 2, 2),
         },
+        signed_zeros=False,
+    ),
+    RuleSpec(
+        rules.channels_before_extreme,
+        lambda: reduce(pool(image(B, 3, 13, 12), "max", 4, 3, stride=(2, 3), padding=(1, 0)), "max", 1, 2),
+        taken(rules.channels_before_extreme, extremes_of_pools()),
+        {
+            "the two reduce differently # kinds": lambda: reduce(pool(image(), "min", 2, 2, stride=(1, 1)), "max", 1),
+            "# an index": lambda: reduce(pool(image(), "max", 2, 2, stride=(1, 1)), "argmax", 1),
+            "all reduced dimensions are pooled": lambda: reduce(pool(image(), "max", 2, 2, stride=(1, 1)), "max", 2, 3),
+            "the windows lie apart": lambda: reduce(pool(image(), "max", 2, 2), "max", 1),
+            "the windows lie apart # and leave gaps": lambda: reduce(
+                pool(image(), "max", 2, 2, stride=(3, 2)), "max", 0, 1
+            ),
+        },
+        lambda: first(pool(image(2, 3, 7, 6), "max", 3, 3, stride=(2, 2)), 1),
         signed_zeros=False,
     ),
     RuleSpec(

@@ -14,7 +14,7 @@ from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.kernel_cost import by_kernels
 
-POOLED = "sum_o(avg_pool(conv(x, w))[o]) = avg_pool(sum_o(conv(x, w)[o]))"
+POOLED = "sum_c(avg_pool(x)[c]) = avg_pool(sum_c(x[c]))"
 SLID = "avg_pool(conv(x, w)) = conv_strided(box(x), w)"
 THROUGH = "sum_P(avg_pool(conv(x, w))) = conv(rangesum_taps(x), w)"
 
@@ -57,6 +57,14 @@ def test_pools_that_do_not_slide(dims: tuple[int, ...]) -> None:
     conv = nn.ConvTranspose3d(30, 82, (6, 1, 7), (1, 2, 3), (2, 0, 1))
     model = Summed(conv, nn.AvgPool3d((2, 8, 8), (1, 4, 4)), dims)
     assert fired(model, 32, 30, 37, 43, 36)[:2] == [POOLED, "sum_o(conv(x, w)[o]) = conv(x, sum_o(w[o]))"]
+
+
+@pytest.mark.parametrize(("stride", "taken"), [((2, 1, 7), True), ((8, 8, 8), False)])
+def test_features_are_summed_before_windows_that_share_some(stride: tuple[int, ...], taken: bool) -> None:
+    """Else a convolution and a function of it would reach memory, for each of 116 features to be pooled."""
+    conv = nn.Sequential(nn.Conv3d(62, 116, (6, 3, 1), 2, (6, 1, 0), (3, 1, 1)), nn.ReLU6())
+    found = fired(Summed(conv, nn.AvgPool3d(8, stride, (2, 3, 1)), (1,)), 16, 62, 44, 50, 60)
+    assert found == ([POOLED] if taken else [])
 
 
 @pytest.mark.parametrize("between", [nn.Identity(), nn.Hardtanh()])
