@@ -198,15 +198,18 @@ class Tuner:
         return group.fused(name, rows=group.order == "any" and self._written(name) == "contiguous")
 
     def prefers(self, group: Group) -> bool:
-        """Whether groups that take as long as this one, and an update of running statistics, are to be its norm's."""
+        """Whether groups that take as long as this one, which is of a norm or of its statistics, and an update of
+        running ones, are to be its norm's."""
         if group.root.device != self.device:
             return False
         decision = self._decision(group, group.name)
         if decision is None or decision.option is None or self.mode == "always":
             return decision is not None and decision.option is not None
-        if decision.generated is not None and decision.aten is not None:
-            return decision.generated + UPDATE < FASTER * decision.aten
-        return prod(sizes(group.operands[0], self.hints)) >= WORTH_UPDATING
+        worth = prod(sizes(group.operands[0], self.hints)) >= WORTH_UPDATING
+        if decision.generated is None or decision.aten is None:
+            return worth
+        # What statistics alone are compared with is not the norm's own way to them.
+        return decision.generated + UPDATE < FASTER * decision.aten and (worth or group.family != "statistics")
 
     def _decision(self, group: Group, name: str) -> Decision | None:
         """What is decided for a group, now or earlier."""

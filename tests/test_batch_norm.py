@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -163,6 +164,28 @@ TRAINING: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...], tuple[st
 }
 
 
+LAST: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...], torch.memory_format, tuple[str, ...]]] = {
+    "alone": (
+        lambda: nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()),
+        (4, 8, 6, 7),
+        torch.channels_last,
+        ("fused_statistics", "fused_sub_mul_add_relu"),
+    ),
+    "functions first": (
+        lambda: nn.Sequential(Gated(), nn.BatchNorm3d(6, momentum=0.3)),
+        (3, 6, 3, 4, 5),
+        torch.channels_last_3d,
+        ("fused_softplus_tanh_mul_statistics", "fused_softplus_tanh_mul_sub_mul_add"),
+    ),
+    "reduced": (
+        lambda: nn.Sequential(nn.BatchNorm2d(16, affine=False), nn.Hardswish(), Mean()),
+        (5, 16, 9, 5),
+        torch.channels_last,
+        ("fused_statistics", "fused_sub_mul_hardswish_mean"),
+    ),
+}
+
+
 class TestTraining:
     """On a GPU, statistics of batches are values that update running ones and that kernels take in."""
 
@@ -236,12 +259,27 @@ class TestTraining:
             torch.testing.assert_close(forward(model, x, *derive(model)), eager(x), rtol=1e-2, atol=1e-2)
         torch.testing.assert_close(model.state_dict(), eager.state_dict())
 
-    def test_channels_last_results_stay_channels_last(self) -> None:
-        """Kernels write row by row, so that they would not do."""
-        model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).train()
-        x = torch.randn(4, 8, 6, 6).to(memory_format=torch.channels_last)
-        assert "batch_norm" in as_on_a_gpu(model, x).program.source
-        assert "batch_norm" not in as_on_a_gpu(nn.Sequential(*model, Mean()), x).program.source
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("name", LAST)
+    @pytest.mark.sampled
+    def test_channels_last(self, name: str, dtype: torch.dtype) -> None:
+        """Statistics are those of columns, and images stay as they lie."""
+        make, shape, memory_format, kernels = LAST[name]
+        torch.manual_seed(0)
+        model, x = make().to(dtype).train(), torch.randn(shape, dtype=dtype).to(memory_format=memory_format)
+        given: dict[str, Any] = {"kernels": "always", "measure": False, "target": torch.device("cuda")}
+        planned = pipeline.build(model, (x,), {}, **given).program
+        assert tuple(k.name for k in planned.kernels) == kernels
+        assert all(k.layouts[0] == "channels_last" for k in planned.kernels)
+        built = as_on_a_gpu(model, x)  # results of other kernels lie in rows on a CPU
+        assert built.program.kernels[0].layouts[0] == "channels_last" and "batch_norm" not in built.program.source
+        truth, eager = copy.deepcopy(model).double(), copy.deepcopy(model)
+        got, near, want = emulated(built, model, x), eager(x), truth(x.double())
+        assert got.stride() == near.stride()
+        close = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+        torch.testing.assert_close(got.double(), want, **close)
+        for key, value in truth.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[key].to(value.dtype), value, **close)
 
     def test_wishes_hold(self) -> None:
         model, x = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).train(), torch.randn(4, 8, 6, 6)

@@ -290,11 +290,9 @@ def _track(node: Node, args: Sequence[str | None], name: str) -> Sequence[str]:
             f"torch._foreach_mul_([{mean}, {variance}], {keep})",
             f"{name} = torch._foreach_add_([{mean}, {variance}], list({found}.detach()[::2]), alpha={take})",
         ]
-    # Both at once, rounded to the narrower type when they are written.
-    return [
-        f"{name} = ({found}.detach()[::2] * {take}).add_(torch.stack(({mean}, {variance})), alpha={keep})",
-        f"{name} = ({mean}.copy_({name}[0]), {variance}.copy_({name}[1]))",
-    ]
+    # Rounded to the narrower type once, when they are written.
+    taken = (f"torch.add({name}[{i}], {to}, alpha={keep}, out={to})" for i, to in enumerate((mean, variance)))
+    return [f"{name} = {found}.detach()[::2] * {take}", f"{name} = ({', '.join(taken)})"]
 
 
 EMITTERS[ops.Statistics] = _statistics

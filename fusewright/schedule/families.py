@@ -165,6 +165,7 @@ def _range_split(root: Node, users: Users) -> Split | None:
 SAMPLES = Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full)))
 SAMPLES_APART = replace(SAMPLES, match=_sample_apart, beside=True)
 ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True, traps=True)
+STATISTICS = Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics)
 NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm | ops.Softmax)
 LARGE = replace(NORMALIZATION, match=normalization.parse_large)
 MOVING = replace(NORMALIZATION, match=normalization.parse_moving)
@@ -199,7 +200,7 @@ FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.may_end),
     Family("product", product.match, lambda p: p.tensors, ops.Matmul),
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum, _range_split),
-    Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
+    STATISTICS,
     SHARED,
     LARGE_MOVING,
     KEPT_ROWS,

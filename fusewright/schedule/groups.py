@@ -15,13 +15,13 @@ from types import MappingProxyType
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
-from fusewright.ir.memory_order import Order, output_orders, rows_of
+from fusewright.ir.memory_order import Order, lies_last, output_orders, rows_of
 from fusewright.ir.node import Graph, Node, remade, topological
 from fusewright.schedule import chain, contraction, matmul, normalization, rearrangement
 from fusewright.schedule.again import computed_again
 from fusewright.schedule.beside import readers_of
 from fusewright.schedule.chain import Users
-from fusewright.schedule.families import FAMILIES, NORMALIZATION, STILL, VALUES, Family
+from fusewright.schedule.families import FAMILIES, NORMALIZATION, STATISTICS, STILL, VALUES, Family
 from fusewright.schedule.group import Group
 from fusewright.schedule.kept_rows_record import KeptRows
 from fusewright.schedule.turned_parts import in_rows
@@ -143,8 +143,9 @@ def with_statistics(
     """`graph` with statistics of batches as values, where norms update running ones by them.
 
     What uses or updates them is in other groups then.  It is done where `prefer` wants the norm, without the update, in
-    one kernel with what is around it: those groups take as long.  `alone` and `orders` are as in `cut`, for those
-    groups would not be kernels otherwise.
+    one kernel with what is around it: those groups take as long.  Of images whose channels lie last, which such kernels
+    would write in rows, it is to want the statistics.  `alone` and `orders` are as in `cut`, for those groups would not
+    be kernels otherwise.
     """
     tried: set[int | None] = set()
     while True:
@@ -155,16 +156,24 @@ def with_statistics(
             return graph
         assert isinstance(norm.op, ops.Norm)
         tried.add(norm.op.serial)
-        alike = graph.substitute(norm, pure)
-        alike = replace(alike, effects=tuple(e for e in alike.effects if e is not pure))
-        group = _longest(NORMALIZATION, pure, alike.nodes(), alike.users(), set())
-        if group is None:
-            continue
-        eager, (placed, _) = output_orders(alike, orders, kernels=False), group.placed(alike, group.fused(""))
-        if output_orders(placed, orders, kernels=True) == eager and prefer(group):
-            y, update = normalization.apart(norm)
-            graph = graph.substitute(norm, y)
-            graph = replace(graph, effects=tuple(update if e is y else e for e in graph.effects))
+        y, update = normalization.apart(norm)
+        changed = graph.substitute(norm, y)
+        changed = replace(changed, effects=tuple(update if e is y else e for e in changed.effects))
+        last = lies_last(norm.arg(0), orders, {})
+        group = _matched(STATISTICS, update.arg(0), changed.users()) if last else _of_norm(graph, norm, pure, orders)
+        if group is not None and prefer(group):
+            graph = changed
+
+
+def _of_norm(graph: Graph, norm: Node, pure: Node, orders: Mapping[Node, Order]) -> Group | None:
+    """The group of `norm` without its update; `None` where there is none whose results would lie as eager's."""
+    alike = graph.substitute(norm, pure)
+    alike = replace(alike, effects=tuple(e for e in alike.effects if e is not pure))
+    group = _longest(NORMALIZATION, pure, alike.nodes(), alike.users(), set())
+    if group is None:
+        return None
+    eager, (placed, _) = output_orders(alike, orders, kernels=False), group.placed(alike, group.fused(""))
+    return group if output_orders(placed, orders, kernels=True) == eager else None
 
 
 def _keys(family: Family, group: Group) -> set[Node]:

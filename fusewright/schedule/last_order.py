@@ -19,7 +19,7 @@ from fusewright.ir.ops import Size
 from fusewright.schedule import kept_rows, several_folds, stream
 from fusewright.schedule.chain import POINTWISE, Users
 from fusewright.schedule.kept_rows_record import KeptRows
-from fusewright.schedule.normalization import HELD, VARIANCE, Normalization
+from fusewright.schedule.normalization import HELD, VARIANCE, ChannelStatistics, Normalization
 from fusewright.schedule.range_sums import RangeReduction
 from fusewright.schedule.several_folds import SeveralFolds
 from fusewright.schedule.stream_record import Stream, Tree
@@ -83,6 +83,19 @@ class TurnedRows:
 
 
 @dataclass(frozen=True)
+class TurnedStatistics:
+    """Statistics of the channels of a batch of such images."""
+
+    turned: Turned
+    c: ChannelStatistics
+
+    @property
+    def s(self) -> Stream:
+        """The stream that reduces each channel."""
+        return self.c.sums
+
+
+@dataclass(frozen=True)
 class TurnedNorm:
     """A norm of such images over their positions, or over those of a group of channels.
 
@@ -142,6 +155,23 @@ def of_folds(s: SeveralFolds) -> TurnedFolds | None:
     return TurnedFolds(found, several) if whole and isinstance(several, SeveralFolds) else None
 
 
+def of_statistics(c: ChannelStatistics) -> TurnedStatistics | None:
+    """The same of statistics of channels: those of columns, a channel each."""
+    found = _turned([c.sums.value], c.sums.tensors) if _is_plain(c.sums) else None
+    if found is None:
+        return None
+    sums = _of_channels(found, range(found.root.ndim - 1))
+    return (
+        TurnedStatistics(found, replace(c, sums=sums)) if isinstance(sums, Stream) and _reads_all(sums, found) else None
+    )
+
+
+def _of_channels(found: Turned, dims: Sequence[int]) -> Stream | str:
+    """The stream that reduces what is in the other order over these dimensions."""
+    numbers = (node for node in topological([found.root]) if isinstance(node.op, ops.Full))
+    return stream.of_rows(Tree(found.root, (*found.stands, *numbers), None), VARIANCE, tuple(dims), found.users)
+
+
 def of_rows(k: KeptRows) -> TurnedRows | None:
     """The same of channels that are kept: rows, where they were columns."""
     found = _turned(k.roots, k.tensors) if _is_plain(k.within) and len(k.roots) == 1 else None
@@ -179,9 +209,7 @@ def of_norm(n: Normalization) -> TurnedNorm | None:
         return None
     stands = {t: n.stands.get(real, real) for t, real in found.stands.items()}
     found = replace(found, stands=stands, images=tuple(n.stands.get(i, i) for i in found.images))
-    numbers = (node for node in topological([found.root]) if isinstance(node.op, ops.Full))
-    tree = Tree(found.root, (*stands, *numbers), None)
-    sums = stream.of_rows(tree, VARIANCE, tuple(range(1, x.ndim - 1)), found.users)
+    sums = _of_channels(found, range(1, x.ndim - 1))
     channels = x.shape[1]
     if isinstance(sums, str) or not isinstance(channels, int):
         return None

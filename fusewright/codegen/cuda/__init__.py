@@ -47,11 +47,21 @@ from fusewright.schedule.direct_taps import TapTile
 from fusewright.schedule.direct_taps import shortlist as by_taps
 from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.kept_rows_record import KeptRows
-from fusewright.schedule.last_order import TurnedFolds, TurnedRows, TurnedStream, of_folds, of_range, of_rows, of_stream
+from fusewright.schedule.last_order import (
+    TurnedFolds,
+    TurnedRows,
+    TurnedStatistics,
+    TurnedStream,
+    of_folds,
+    of_range,
+    of_rows,
+    of_statistics,
+    of_stream,
+)
 from fusewright.schedule.matmul import Extent, Linear, MatmulTile
 from fusewright.schedule.matmul import seconds as matmul_seconds
 from fusewright.schedule.matmul import tiles as matmul_tiles
-from fusewright.schedule.normalization import Normalization
+from fusewright.schedule.normalization import ChannelStatistics, Normalization
 from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
@@ -186,13 +196,15 @@ def _as_they_lie(record: Any, last: Sequence[Node]) -> list[Option]:
     return [{"last": True, **way} for way in ways]
 
 
-def _turned(record: Any) -> TurnedStream | TurnedFolds | TurnedRows | None:
+def _turned(record: Any) -> TurnedStream | TurnedFolds | TurnedRows | TurnedStatistics | None:
     if isinstance(record, RangeReduction):
         return of_range(record)
     if isinstance(record, KeptRows):
         return of_rows(record)
     if isinstance(record, SeveralFolds):
         return of_folds(record)
+    if isinstance(record, ChannelStatistics):
+        return of_statistics(record)
     return of_stream(record) if isinstance(record, Stream) else None
 
 
@@ -422,6 +434,8 @@ def _waits(source: str, entry: str) -> bool:
 def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = reference_text(group)
     if "last" in option and (turned := _turned(group.record)) is not None:
+        if isinstance(turned, TurnedStatistics):
+            return last_order.read_by(normalization.of_channels(turned.c, name, reference), turned, group.operands)
         how = {key: value for key, value in option.items() if key != "last"}
         return replace(last_order.of_stream(turned, group.operands, name, **how), reference=reference)
     if group.family != "normalization":  # at other sizes, nothing may lie otherwise than in rows

@@ -24,7 +24,7 @@ from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.kernel import Argument, Expression, Kernel, Launch, ceil_div
-from fusewright.schedule.last_order import TurnedFolds, TurnedNorm, TurnedRows, TurnedStream
+from fusewright.schedule.last_order import TurnedFolds, TurnedNorm, TurnedRows, TurnedStatistics, TurnedStream
 from fusewright.schedule.normalization import SCALE
 
 # Channels of a tile at most, by the bytes of an element: a sector of memory, or several, at each position.
@@ -45,22 +45,25 @@ def of_stream(t: Reduction, tensors: tuple[Node, ...], name: str, **option: Any)
             made, reduces = several_folds.kernel(t.several, name), True
         case _:
             made, reduces = Writer(t.s, name).kernel(""), bool(t.s.folds)
-    stands = t.turned.stands
-    place = {stands[s]: i for i, s in enumerate(t.s.tensors)}
-    order = [place[x] for x in tensors]
-    shapes = [_as_first(t, s, shape) for s, shape in zip(t.s.tensors, made.shapes, strict=True)]
     layout = "contiguous" if reduces else "channels_last"
     output, *also = (
         replace(a, shape=_as_first(t, root, a.shape), layout=layout)
         for a, root in zip(made.results, t.turned.roots, strict=True)
     )
+    return replace(read_by(made, t, tensors), output=output, also=tuple(also))
+
+
+def read_by(made: Kernel, t: Reduction | TurnedStatistics, tensors: tuple[Node, ...]) -> Kernel:
+    """The kernel `made` for what stands for these `tensors`, as it reads them; what it gives is as it was."""
+    stands = t.turned.stands
+    place = {stands[s]: i for i, s in enumerate(t.s.tensors)}
+    order = [place[x] for x in tensors]
+    shapes = [_as_first(t, s, shape) for s, shape in zip(t.s.tensors, made.shapes, strict=True)]
     return replace(
         made,
         operands=tuple(made.operands[i] for i in order),
         layouts=layouts(t.turned.images, tensors),
         sizes=tuple(_read_off(t, tensors, *named) for named in made.sizes),
-        output=output,
-        also=tuple(also),
         dtypes=tuple(n.dtype for n in tensors),
         shapes=tuple(shapes[i] for i in order),
     )
@@ -80,13 +83,13 @@ def of_images(made: Kernel, views: tuple[Node, ...], tensors: tuple[Node, ...]) 
     return replace(made, layouts=lie, shapes=tuple(shapes), sizes=tuple(sizes))
 
 
-def _is_turned(t: Reduction, node: Node) -> bool:
+def _is_turned(t: Reduction | TurnedStatistics, node: Node) -> bool:
     """Whether what stands for an operand, or a result, has its dimensions in the other order."""
     real = t.turned.stands.get(node)
     return node.ndim == t.s.value.ndim and (real is None or real.shape != node.shape or real in t.turned.images)
 
 
-def _as_first(t: Reduction, node: Node, shape: tuple[Expression, ...]) -> tuple[Expression, ...]:
+def _as_first(t: Reduction | TurnedStatistics, node: Node, shape: tuple[Expression, ...]) -> tuple[Expression, ...]:
     """The shape of an operand, or of a result, with its channels first."""
     real = t.turned.stands.get(node)
     if not _is_turned(t, node):
@@ -95,7 +98,9 @@ def _as_first(t: Reduction, node: Node, shape: tuple[Expression, ...]) -> tuple[
     return found if real is None else found[len(found) - real.ndim :]
 
 
-def _read_off(t: Reduction, tensors: tuple[Node, ...], size: str, i: int, d: int) -> tuple[str, int, int]:
+def _read_off(
+    t: Reduction | TurnedStatistics, tensors: tuple[Node, ...], size: str, i: int, d: int
+) -> tuple[str, int, int]:
     """Where a call shows a size."""
     stand_in = t.s.tensors[i]
     real = t.turned.stands[stand_in]
