@@ -36,6 +36,10 @@ THREADS = 256
 FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multiprocessors
 # Parts of rows, all together: half as many, twice and four times as many took up to 1.08, 1.05 and 1.12 times as long.
 PARTS = 2 * FULL
+# Blocks of parts of columns, at most: whole waves of blocks with 32, 64 or 128 registers a thread.
+COLUMNS = FULL
+# Threads side by side along the last axis, at least.
+LEAST_LANES = 4
 # Rows that a thread computes together, by its neighbours in each, where so many warps are left.
 CROSSED, WARPS_OF_CROSSED = {1: 8, 2: 8, 4: 4, 8: 2}, 4 * FULL
 # Parts of columns that a thread of the second launch joins at most where it has fewer blocks than so many; others are
@@ -107,16 +111,21 @@ class Writer(StreamSections):
             cut = f"max(1, min({most}, ceil_div({PARTS}, max(1, {self.sizes.product(results)}))))"
             parts = cut if split or two else None
             return Shape("rows", team, parts, 32 if split and kept * 32 <= 2**16 else 1)
-        threads = kept // (self.wide.values if self.wide else 1)
+        values = self.wide.values if self.wide else 1
+        values = 1 if self.sizes.count([self.last]) % values else values
+        threads = kept // values
         team = next((t for t in (1, 2, 4, 8) if threads * t >= 2**18 or reduced < 8 * t), 8)
-        column = 8 * self.planes * (self.wide.values if self.wide else 1)  # bytes that a thread hands to another
-        while (team - 1) * THREADS // team * column > MOST_SHARED:
+        if team > 1 and (lanes := max(LEAST_LANES, 1 << (threads - 1).bit_length())) < 32:
+            team = THREADS // lanes  # else threads would be left without a column
+        column = 8 * self.planes * values  # bytes that a thread hands to another, of another warp
+        while 1 < team <= THREADS // 32 and (team - 1) * THREADS // team * column > MOST_SHARED:
             team //= 2
-        least = max(16 * team, SAVED * 8 * self.planes // self.itemsize)  # rows of a part
+        least = max(16 * min(team, 8), SAVED * 8 * self.planes // self.itemsize)  # rows of a part
         split = threads * team < 2**16 and reduced >= 4 * least
-        blocks = f"ceil_div({self.sizes.product(results)}, {THREADS // team})"
-        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {least}), ceil_div({4 * FULL}, max(1, {blocks}))))"
-        count = min(reduced // least, 4 * FULL * (THREADS // team) // max(1, kept))
+        lanes = THREADS // team
+        blocks = f"ceil_div(ceil_div({self.sizes.product(results)}, {values}), {lanes})"
+        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {least}), {COLUMNS} // max(1, {blocks})))"
+        count = min(reduced // least, COLUMNS // max(1, -(-threads // lanes)))
         rows = self.sizes.count(self.axes["kept"])
         apart = two and split and rows < FEW_BLOCKS and kept * count > JOINED * THREADS * rows
         # A power of two, since they are joined by halves.

@@ -216,13 +216,20 @@ for (int e = 0; e < V; ++e) {
 """
 
 COLUMNS_JOIN = """
-__shared__ First others[TEAM - 1][LANES][V];
-if (member > 0)
+// Those of one column join: first in a warp, then what is apart.
+constexpr int APART = LANES < 32 ? THREADS / 32 : TEAM;
 #pragma unroll
-    for (int e = 0; e < V; ++e) others[member - 1][lane][e] = fold[e];
+for (int offset = 16; offset >= LANES; offset /= 2)
+#pragma unroll
+    for (int e = 0; e < V; ++e) fold[e].merge(fold[e].from(offset));
+__shared__ First others[APART - 1][LANES][V];
+const int place = member * APART / TEAM;
+if (place > 0 && member % (TEAM / APART) == 0)
+#pragma unroll
+    for (int e = 0; e < V; ++e) others[place - 1][lane][e] = fold[e];
 __syncthreads();
 if (member == 0)
-    for (int m = 0; m < TEAM - 1; ++m)
+    for (int m = 0; m < APART - 1; ++m)
 #pragma unroll
         for (int e = 0; e < V; ++e) fold[e].merge(others[m][lane][e]);
 __syncthreads();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -506,12 +507,25 @@ class TestStatistics:
     @pytest.mark.parametrize(("dtype", "team"), [(F64, 8), (F32, 8), (BF16, 2)])
     def test_shared_memory_of_columns(self, dtype: torch.dtype, team: int) -> None:
         """What threads of one column join fits into shared memory."""
-        root = make(ops.Statistics(1e-5), inp(0, 700, 24, dtype=dtype))
+        assert self._team(2048, dtype) == team
+        assert (team - 1) * (256 // team) * (16 // dtype.itemsize) * 32 <= 48 * 1024
+
+    @pytest.mark.parametrize(
+        ("channels", "dtype", "team"),
+        [(64, BF16, 32), (24, BF16, 64), (64, F32, 16), (24, F32, 32), (7, F32, 32), (1, F32, 64), (64, F64, 8)],
+    )
+    def test_few_columns_have_all_threads(self, channels: int, dtype: torch.dtype, team: int) -> None:
+        assert self._team(channels, dtype) == team
+        self.check(inp(0, 700, channels, dtype=dtype), entries=2)
+
+    @staticmethod
+    def _team(channels: int, dtype: torch.dtype) -> int:
+        root = make(ops.Statistics(1e-5), inp(0, 700, channels, dtype=dtype))
         c = parse_statistics(root, graph_of(root).users())
         assert isinstance(c, ChannelStatistics)
-        source = of_channels(c, "fused_test").source
-        assert f"TEAM = {team}," in source
-        assert (team - 1) * (256 // team) * (16 // dtype.itemsize) * 32 <= 48 * 1024
+        found = re.search(r"TEAM = (\d+),", of_channels(c, "fused_test").source)
+        assert found is not None
+        return int(found.group(1))
 
     def test_pointwise_first(self) -> None:
         x = pointwise("mul", pointwise("relu", inp(0, 4, 6, 8)), inp(1, 6, 1))
