@@ -190,13 +190,20 @@ __device__ __forceinline__ void columns(const Data& d, double* scratch, int part
                 fold[e].take(taken, r);
             }
         }
-        __shared__ First others[TEAM - 1][LANES][V];
-        if (member > 0)
+        // Those of one column join: first in a warp, then what is apart.
+        constexpr int APART = LANES < 32 ? THREADS / 32 : TEAM;
 #pragma unroll
-            for (int e = 0; e < V; ++e) others[member - 1][lane][e] = fold[e];
+        for (int offset = 16; offset >= LANES; offset /= 2)
+#pragma unroll
+            for (int e = 0; e < V; ++e) fold[e].merge(fold[e].from(offset));
+        __shared__ First others[APART - 1][LANES][V];
+        const int place = member * APART / TEAM;
+        if (place > 0 && member % (TEAM / APART) == 0)
+#pragma unroll
+            for (int e = 0; e < V; ++e) others[place - 1][lane][e] = fold[e];
         __syncthreads();
         if (member == 0)
-            for (int m = 0; m < TEAM - 1; ++m)
+            for (int m = 0; m < APART - 1; ++m)
 #pragma unroll
                 for (int e = 0; e < V; ++e) fold[e].merge(others[m][lane][e]);
         __syncthreads();
@@ -228,8 +235,17 @@ fused_argmin_columns_finish(const bf16* __restrict__ x, int n0, int n1, int n2, 
     const int lane = threadIdx.x % JOINERS;
     const auto whole = [&](index_t result) {
         First fold = First::empty();
-        for (int part = lane; part < parts; part += JOINERS)
-            fold.merge(First::load(scratch + (index_t(part) * results + result), parts * results));
+        for (int begin = lane; begin < parts; begin += 4 * JOINERS) {
+            First some[4];    // none waits for what is made of another
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const int part = begin + k * JOINERS;
+                some[k] = First::empty();
+                if (part < parts) some[k] = First::load(scratch + (index_t(part) * results + result), parts * results);
+            }
+#pragma unroll
+            for (int k = 0; k < 4; ++k) fold.merge(some[k]);
+        }
         return joined<JOINERS>(fold);
     };
     const index_t result = (index_t(blockIdx.x) * THREADS + threadIdx.x) / JOINERS;

@@ -261,8 +261,17 @@ fused_avg_sigmoid_sum_finish(const float* __restrict__ x, int n0, int n1, int n2
     const int lane = threadIdx.x % JOINERS;
     const auto whole = [&](index_t result) {
         First fold = First::empty();
-        for (int part = lane; part < parts; part += JOINERS)
-            fold.merge(First::load(scratch + (index_t(part) * results + result), parts * results));
+        for (int begin = lane; begin < parts; begin += 4 * JOINERS) {
+            First some[4];    // none waits for what is made of another
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const int part = begin + k * JOINERS;
+                some[k] = First::empty();
+                if (part < parts) some[k] = First::load(scratch + (index_t(part) * results + result), parts * results);
+            }
+#pragma unroll
+            for (int k = 0; k < 4; ++k) fold.merge(some[k]);
+        }
         return joined<JOINERS>(fold);
     };
     const index_t result = (index_t(blockIdx.x) * THREADS + threadIdx.x) / JOINERS;

@@ -36,8 +36,8 @@ THREADS = 256
 FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multiprocessors
 # Parts of rows, all together: half as many, twice and four times as many took up to 1.08, 1.05 and 1.12 times as long.
 PARTS = 2 * FULL
-# Blocks of parts of columns, at most: whole waves of blocks with 32, 64 or 128 registers a thread.
-COLUMNS = FULL
+# Vectors of parts of columns, in blocks, times their elements: whole waves of blocks, at most.
+COLUMNS = 4 * FULL
 # Threads side by side along the last axis, at least.
 LEAST_LANES = 4
 # Rows that a thread computes together, by its neighbours in each, where so many warps are left.
@@ -120,12 +120,12 @@ class Writer(StreamSections):
         column = 8 * self.planes * values  # bytes that a thread hands to another, of another warp
         while 1 < team <= THREADS // 32 and (team - 1) * THREADS // team * column > MOST_SHARED:
             team //= 2
-        least = max(16 * min(team, 8), SAVED * 8 * self.planes // self.itemsize)  # rows of a part
-        split = threads * team < 2**16 and reduced >= 4 * least
+        least = max(4 * self.planes * team, SAVED * 8 * self.planes // self.itemsize)  # rows of a part
+        split = threads * team < 2**16 and reduced >= 4 * min(least, 16 * 8)
         lanes = THREADS // team
         blocks = f"ceil_div(ceil_div({self.sizes.product(results)}, {values}), {lanes})"
-        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {least}), {COLUMNS} // max(1, {blocks})))"
-        count = min(reduced // least, COLUMNS // max(1, -(-threads // lanes)))
+        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {least}), {COLUMNS // values} // max(1, {blocks})))"
+        count = min(-(-reduced // least), COLUMNS // values // max(1, -(-threads // lanes)))
         rows = self.sizes.count(self.axes["kept"])
         apart = two and split and rows < FEW_BLOCKS and kept * count > JOINED * THREADS * rows
         # A power of two, since they are joined by halves.
