@@ -319,6 +319,11 @@ class Cut:
         return self.t.features * prod(self.t.own) * prod(len(a.phases) for a in self.c.axes)
 
     @property
+    def running_values(self) -> int:
+        """Numbers of the running results that a thread has: of each of its positions, where it folds features."""
+        return self.values // self.t.features * running_numbers(self.c) if folded_early(self.c) else 0
+
+    @property
     def compute_bytes(self) -> int:
         return compute_bytes(self.c)
 
@@ -405,15 +410,15 @@ class Cut:
         c, t = self.c, self.t
         if c.window is None and c.over_positions:
             return 0, 0, 0
-        rows = t.teams if folded_early(c) else self.block_m
         d, h, w = self.extents
+        if folded_early(c):
+            return running_numbers(c) * _eights(t.teams * d * h * w), 0, 0
+        rows = self.block_m
         folded = 0
         for i in self.window_passes[:1]:
             folded = rows * d * h * w // self.extents[i] * self.box.cells[i]
         numbers = c.pooled_numbers
-        cells = prod(t.cells) if c.window is not None else d * h * w
-        words = 2 if c.fold is not None and c.fold.op.kind == "logsumexp" else 1
-        running = cells * words if loops_over_groups(c) else 0
+        running = prod(t.cells) * running_numbers(c) if self.passes > 1 else 0
         return numbers * _eights(rows * d * h * w), numbers * _eights(folded), _eights(running)
 
     @cached_property
@@ -424,9 +429,10 @@ class Cut:
 
     @cached_property
     def held(self) -> int:
-        """Numbers in a thread's registers beside its values: weights at hand and a run of the input."""
+        """Numbers in a thread's registers beside its values: weights at hand, a run of the input, running results."""
         w = self.box.sides[2]
-        return self.weights.at_hand + max(w.reach(p) for p in w.axis.phases) + self.box.vector
+        run = max(w.reach(p) for p in w.axis.phases) + self.box.vector
+        return self.weights.at_hand + run + self.running_values
 
     @cached_property
     def per_sm(self) -> int:
@@ -457,5 +463,11 @@ def loops_over_groups(c: Contraction) -> bool:
 
 
 def folded_early(c: Contraction) -> bool:
-    """Whether a thread folds its own features before it leaves them to others."""
-    return c.window is None and c.fold is not None and c.fold.op.kind != "logsumexp" and loops_over_groups(c)
+    """Whether a thread folds its own features, of all rounds, before it leaves them to others: its positions are the
+    same in each."""
+    return c.window is None and loops_over_groups(c)
+
+
+def running_numbers(c: Contraction) -> int:
+    """Of the running result of a fold over channels: a logsumexp has a shift beside its sum."""
+    return 2 if c.fold is not None and c.fold.op.kind == "logsumexp" else 1

@@ -15,6 +15,7 @@ from fusewright.schedule.direct import (
     DirectTile,
     Own,
     Weights,
+    folded_early,
     make_box,
     period_of,
     side,
@@ -46,8 +47,9 @@ WORTH_MEASURING, ALIKE, BEHIND = 8, 3, 1.5
 # share of the issue slots that kernels reach; bytes per cycle of one multiprocessor from the level-2 cache.
 LATENCY, BARRIER, COPIED, ISSUED, FETCHED = 1000.0, 100.0, 2.0, 0.7, 30.0
 # Instructions per value behind the products, fewer where a thread folds some of them itself, per copy to shared memory,
-# and per number that is read again for a window, but for the first one of each value.
-PER_VALUE, PER_OWNED, PER_COPY, PER_READ = 14.0, 10.0, 4.0, 2.0
+# and per number that is read again for a window, but for the first one of each value; per value that a running result
+# in registers takes in, of which PER_VALUE are left to others once per tile.
+PER_VALUE, PER_OWNED, PER_COPY, PER_READ, PER_FOLDED = 14.0, 10.0, 4.0, 2.0, 5.0
 # Tensor cores take about as many times what `tiling.estimate` says; how much slower than they an estimate may be here.
 UNDERESTIMATED, SLOWER = 2.0, 2.0
 
@@ -279,21 +281,30 @@ def _least(
     """What no tile of this box and these weights takes less than, whatever its chunk: the busiest unit's cycles, where
     a sample has so many blocks, whose threads have so many `positions` of their features."""
     values = positions * prod(len(a.phases) for a in c.axes)
-    load = _Load.of(b, weights, work, c.channels, min(PER_VALUE, PER_OWNED) * values, c.x.dtype.itemsize, 0)
+    behind = (PER_FOLDED if folded_early(c) else min(PER_VALUE, PER_OWNED)) * values
+    load = _Load.of(b, weights, work, c.channels, behind, c.x.dtype.itemsize, 0)
     return per_useful(load.cycles(samples * blocks * c.op.groups), c, lengths, samples)
+
+
+def _behind(cut: Cut) -> float:
+    """Instructions of a thread behind the products of a round."""
+    if folded_early(cut.c):
+        return (PER_FOLDED + PER_VALUE / (cut.t.features * cut.passes)) * cut.values
+    windows = PER_READ * max(0, cut.read_again / cut.threads - cut.values)
+    return (PER_VALUE if cut.owned == (1, 1, 1) else PER_OWNED) * cut.values + windows
 
 
 def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of_sample: int) -> float:
     """Estimated cycles of one multiprocessor per useful value; a sample has so many tiles per block of features."""
     c, t, b = cut.c, cut.t, cut.box
     channels = cut.chunks * t.chunk
-    behind = (PER_VALUE if cut.owned == (1, 1, 1) else PER_OWNED) * cut.values
-    behind += PER_READ * max(0, cut.read_again / cut.threads - cut.values)
     beside = sum(n.dtype.itemsize for n in c.elements) * cut.block_m * prod(b.positions)
-    load = _Load.of(b, cut.weights, work, channels, behind, c.x.dtype.itemsize, beside)
+    load = _Load.of(b, cut.weights, work, channels, _behind(cut), c.x.dtype.itemsize, beside)
     stages, works = LATENCY * cut.chunks, _alone(cut.values) * load.instructions
     alone = (max(stages, works) if t.buffers == 2 else stages + works) + BARRIER * cut.chunks
-    # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side.
+    # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side, where a block goes
+    # through the features of a tile in turn.
     tiles = samples * of_sample * c.op.groups * cut.o_blocks
-    cycles = load.cycles(tiles, ceil(tiles / (MULTIPROCESSORS * cut.per_sm)) * alone)
+    in_turn = ceil(tiles / cut.passes / (MULTIPROCESSORS * cut.per_sm)) * cut.passes
+    cycles = load.cycles(tiles, in_turn * alone)
     return per_useful(cycles, c, lengths, samples)

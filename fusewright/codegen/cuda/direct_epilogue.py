@@ -1,7 +1,8 @@
 """What happens to the values of a direct contraction kernel: pointwise trees, windows, reduction, writing.
 
 Where a window or an exchange of threads follows, a block leaves its values in shared memory, [feature][d][h][w], and
-every cell is folded from there; else they go into running results in registers.
+every cell is folded from there; else they go into running results in registers.  Of a fold over channels alone, those
+of the teams are left there once all features of a tile are in them.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS, FOLD_WINDOWS, FOLDED_ALONG
 from fusewright.codegen.cuda.loops import UNROLL, Dealt, dealt, nest
-from fusewright.codegen.text import Lines, block, fill
+from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
 
-# Features whose values a thread has at hand where they are joined at once.
-MOST_AT_ONCE = 10
 # Values of cells that a thread works on side by side.
 CELLS_AT_ONCE = 4
 
 _ROWS = ["for (int pd = 0; pd < PLANES; ++pd)", "for (int rh = 0; rh < ROWS; ++rh)"]
+_ALONG = "for (int r = 0; r < RUN; ++r)"
+_PHASE = "int phase_d, int phase_h, int phase_w"
 _OWN = ("unit_d * PLANES + pd", "unit_h * ROWS + rh", "unit_w * RUN + r")
+# The running result of a cell waits for the next round's features.
+_CARRY = """
+if (round < ROUNDS - 1) {
+    running[cell] = over;
+    continue;
+}
+"""
 _CHANNEL = "const int at = group * O + first_feature + o;"
 
 _OVER_CHANNELS = """
@@ -41,10 +49,7 @@ for (int begin = threadIdx.x; begin < $cells; begin += $at_once * THREADS) {
         const int cell = begin + k * THREADS;
         if (cell >= $cells) break;
         const $kind over = overs[k];
-        if (round < ROUNDS - 1) {
-            running[cell] = over;
-            continue;
-        }
+        $carry
         $place
         if ($inside)
             $write
@@ -104,6 +109,8 @@ class DirectEpilogue(ValueText):
     @property
     def kept_type(self) -> str:
         """Of what threads leave to others."""
+        if folded_early(self.c):
+            return self.joining.running[0]
         return self.pooled_type if self.c.window is not None else "Compute"
 
     # -- before the first tile ---------------------------------------------------------------------------------------
@@ -114,7 +121,8 @@ class DirectEpilogue(ValueText):
         lines, kept = [], self.kept_type
         if first:
             at = "w_tiles + W_TILES" if kept == "Compute" else f"reinterpret_cast<{kept}*>(w_tiles + W_TILES)"
-            lines += [f"{kept}* const strip = {at};    // values: [feature][d][h][w]"]
+            rows = "running results: [team]" if folded_early(self.c) else "values: [feature]"
+            lines += [f"{kept}* const strip = {at};    // {rows}[d][h][w]"]
         first, second = (n // self.c.pooled_numbers for n in (first, second))
         if second:
             lines += [f"{kept}* const folded = strip + {first};    // the same, windows folded along some dimensions"]
@@ -134,6 +142,10 @@ class DirectEpilogue(ValueText):
             lines += [f"{total} total[FEATURES];", UNROLL, f"for (int o = 0; o < FEATURES; ++o) total[o] = {empty};"]
         if self.kind == "all":
             lines += [f"{total} total = {empty};"]
+        if folded_early(self.c):
+            lines += [
+                f"{self.kept_type} over[PHASES][PLANES][ROWS][RUN];    // of a tile's features, round after round"
+            ]
         return lines
 
     # -- the values of a tile ----------------------------------------------------------------------------------------
@@ -153,7 +165,23 @@ class DirectEpilogue(ValueText):
 
     def kept(self, phases: list[tuple[int, int, int]]) -> Lines:
         """Take on the values that threads have."""
+        if folded_early(self.c):
+            return self._over_rounds(phases)
         return [*self._keep(), *(f"keep(acc[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
+
+    def _over_rounds(self, phases: list[tuple[int, int, int]]) -> Lines:
+        """A thread's running results take in its features of this round, and go to the strip after the last one."""
+        begin = [UNROLL, "for (int i = 0; i < PHASES * PLANES * ROWS * RUN; ++i)"]
+        begin += [f"    (&over[0][0][0][0])[i] = {self.joining.empty};"]
+        if self.t.passes > 1:
+            begin = ["if (round == 0)", *indent(begin)]
+        lines = [*begin, *self._keep(), *(f"keep(acc[{i}], over[{i}]);" for i in range(len(phases)))]
+        if self.t.passes > 1:
+            lines += ["if (round < ROUNDS - 1) continue;"]
+        left = [*self._place(), f"if (active) strip[{self.at('team', self.t.extents)}] = over[pd][rh][r];"]
+        head = f"const auto leave = [&](const {self.kept_type} (&over)[PLANES][ROWS][RUN], {_PHASE})"
+        lines += [*block(head, nest([*_ROWS, _ALONG], left))[:-1], "};"]
+        return [*lines, *(f"leave(over[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
 
     def _of_tile(self) -> Lines:
         """Running results of one tile, in the compute type."""
@@ -174,7 +202,7 @@ class DirectEpilogue(ValueText):
         value = self.changed(product)
         feature = ["const int feature = first_feature + team * FEATURES + o;"]
         at = ["const int at = group * O + min(feature, O - 1);"] if self.changes else []
-        own = [*_ROWS, "for (int r = 0; r < RUN; ++r)"]
+        own = [*_ROWS, _ALONG]
         features = ["for (int o = 0; o < FEATURES; ++o)"]
         changed = self.all_changed([product], features, [*feature, *at], own)
         feature += at if self.one_by_one else []
@@ -185,9 +213,8 @@ class DirectEpilogue(ValueText):
         else:
             loops, lines = self._one_by_one(value, feature)
         kind = "Compute" if changed else "const Compute"
-        head = (
-            f"const auto keep = [&]({kind} (&acc)[FEATURES][PLANES][ROWS][RUN], int phase_d, int phase_h, int phase_w)"
-        )
+        to = f"{self.kept_type} (&over)[PLANES][ROWS][RUN]" if folded_early(self.c) else _PHASE
+        head = f"const auto keep = [&]({kind} (&acc)[FEATURES][PLANES][ROWS][RUN], {to})"
         return [*block(head, [*changed, *nest(loops, lines)])[:-1], "};"]
 
     def _place(self) -> Lines:
@@ -196,12 +223,16 @@ class DirectEpilogue(ValueText):
         return [f"const int d = {d} + phase_d, h = {h} + phase_h;", f"const int w = {w} + phase_w;"]
 
     def _over_features(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
-        """Loops over a thread's positions, and statements that join its features at one and leave that in the strip."""
-        there = f"chosen(feature < O, {value}, {self.joining.empty})"
-        joined = [*feature, f"over = {self.joining.join('over', there)};"]
-        lines = [f"Compute over = {self.joining.empty};", *nest(["for (int o = 0; o < FEATURES; ++o)"], joined)]
-        lines += [*self._place(), f"if (active) strip[{self.at('team', self.t.extents)}] = over;"]
-        return [*_ROWS, "for (int r = 0; r < RUN; ++r)"], lines
+        """Loops over a thread's positions, and statements that join its features at one to the running result there."""
+        over, features, at_once = "over[pd][rh][r]", ["for (int o = 0; o < FEATURES; ++o)"], self.joining.at_once
+        if self.c.features % self.t.block_m:
+            value = f"chosen(feature < O, {value}, {'-Compute(INFINITY)' if at_once else self.joining.empty})"
+        elif not self.changes:
+            feature = []
+        if not at_once:
+            return [*_ROWS, _ALONG], nest(features, [*feature, f"{over} = {self.joining.join(over, value)};"])
+        lines = ["Compute values[FEATURES];", *nest(features, [*feature, f"values[o] = {value};"])]
+        return [*_ROWS, _ALONG], [*lines, f"{over} = {self.joining.join(over, 'values')};"]
 
     def _windows(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's own windows, and statements that fold one and leave it in the strip."""
@@ -231,15 +262,14 @@ class DirectEpilogue(ValueText):
     def _one_by_one(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's values, and statements that take one on."""
         loops = ["for (int o = 0; o < FEATURES; ++o)", *_ROWS]
-        along = "for (int r = 0; r < RUN; ++r)"
         needed = (self.changes and not self.late) or self.kind == "all"
         lines = [*(feature if needed else []), *self._place()]
         if not self.stays:
-            return [*loops, along], [*lines, *self._to_strip(value)]
+            return [*loops, _ALONG], [*lines, *self._to_strip(value)]
         target, inside = self._running
         if not self.joining.at_once:
-            return [*loops, along], [*lines, self.taken_in(target, value, inside)]
-        each = nest([along], [*lines, f"values[r] = chosen({inside}, {value}, -Compute(INFINITY));"])
+            return [*loops, _ALONG], [*lines, self.taken_in(target, value, inside)]
+        each = nest([_ALONG], [*lines, f"values[r] = chosen({inside}, {value}, -Compute(INFINITY));"])
         return loops, ["Compute values[RUN];", *each, f"{target} = {self.joining.join(target, 'values')};"]
 
     @property
@@ -324,17 +354,15 @@ class DirectEpilogue(ValueText):
         return "BLOCK_O" if self.c.features % self.t.block_m == 0 else "min(BLOCK_O, O - first_feature)"
 
     def _over_channels(self, place: Lines, value: Lines) -> Lines:
-        """Every cell's running result takes in the features at hand, and is written after the last ones."""
+        """Every cell's running result takes in the features at hand, or the teams' results of all, and is
+        written behind the last ones."""
         count = "TEAMS" if folded_early(self.c) else self._own_features
         kind, empty = self.joining.running[0], self.joining.empty
-        fold = [*place, f"{kind} over = round == 0 ? {empty} : running[cell];"]
-        if self.joining.at_once and self.c.window is None:
-            (kept,) = value
-            fold += self._several_features(count, kept)
-        else:
-            each = [*([_CHANNEL] if self.has_later else []), *value[:-1]]
-            each += [f"over = {self.joining.join('over', value[-1])};"]
-            fold += block(f"for (int o = 0; o < {count}; ++o)", each)
+        carried = self.t.strips[2] > 0
+        fold = [*place, f"{kind} over = {f'round == 0 ? {empty} : running[cell]' if carried else empty};"]
+        each = [*([_CHANNEL] if self.has_later else []), *value[:-1]]
+        each += [f"over = {self.joining.join('over', value[-1])};"]
+        fold += block(f"for (int o = 0; o < {count}; ++o)", each)
         cells, features = prod(self.counts), self.t.t.teams if folded_early(self.c) else self.t.block_m
         return fill(
             _OVER_CHANNELS,
@@ -343,21 +371,11 @@ class DirectEpilogue(ValueText):
             cells=cells,
             kind=kind,
             fold=fold,
+            carry=fill(_CARRY) if carried else [],
             place=place,
             inside=self._inside(),
             write=self._write_over(),
         )
-
-    def _several_features(self, count: str, value: str) -> Lines:
-        """A cell's running result takes in its features several at a time; the last of them may repeat one."""
-        at_once = max(n for n in range(1, MOST_AT_ONCE + 1) if self.t.block_m % n == 0)
-        each = ["const int o = first + i;", f"values[i] = {value};"]
-        if count != "BLOCK_O":
-            each = [f"const int o = min(first + i, {count} - 1);"]
-            each += [f"values[i] = first + i < {count} ? {value} : -Compute(INFINITY);"]
-        values = [f"Compute values[{at_once}];", *nest([f"for (int i = 0; i < {at_once}; ++i)"], each)]
-        joined = f"over = {self.joining.join('over', 'values')};"
-        return block(f"for (int first = 0; first < {count}; first += {at_once})", [*values, joined])
 
     def _over_positions(self, place: Lines, value: Lines) -> Lines:
         """Every thread folds cells of its team's features."""
