@@ -32,7 +32,8 @@ Own = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class DirectTile:
-    """See the module's text; `chunk` input channels are staged at a time, into one of so many `buffers`.
+    """See the module's text; `chunk` input channels are staged at a time, into one of so many `buffers`: some of a
+    group's, or all those of several groups.
 
     With `together` the weights of all taps along dimensions of which a thread has several positions are in registers at
     once, so that an input row is read once for all of those.
@@ -309,6 +310,16 @@ class Cut:
         return ceil(self.c.channels / self.t.chunk)
 
     @property
+    def part(self) -> int:
+        """Channels of a group that are staged at a time."""
+        return min(self.t.chunk, self.c.channels)
+
+    @property
+    def at_once(self) -> int:
+        """Groups whose channels are."""
+        return self.t.chunk // self.part
+
+    @property
     def passes(self) -> int:
         """Blocks of features that one block goes through."""
         return self.c.op.groups * self.o_blocks if loops_over_groups(self.c) else 1
@@ -334,7 +345,7 @@ class Cut:
 
     @property
     def _all_weights(self) -> int:
-        return self.passes * self.chunks * self.t.chunk * self.weights.count
+        return self.passes * self.chunks * self.part * self.weights.count
 
     @cached_property
     def x_elements(self) -> int:

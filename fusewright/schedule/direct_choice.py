@@ -32,6 +32,9 @@ MOST_SHARED, FEWEST_THREADS, MOST_THREADS = 110 * 1024, 32, 512
 # Teams of a block, and how many numbers of them are tried per number of features.
 MOST_TEAMS, TEAMS = 10, 3
 
+# Groups that are staged at a time, where it is more than one.
+AT_ONCE = (2, 4, 8)
+
 # A dimension is shared out evenly among so many blocks, too, if each then has no more than so many threads along it.
 PARTS, LONGEST = (1, 2, 3, 4), 128
 
@@ -122,10 +125,12 @@ def _scored(
                 blocks = of_sample * ceil(c.features / (features * teams))
                 if work and _least(c, b, weights, features * prod(own), work, lengths, samples, blocks) > most:
                     continue
-                for chunk in _chunks(c):
+                for chunk in _chunks(c, whole=features * teams >= c.features):
                     cut = Cut(c, DirectTile(features, teams, *own, *b.cells, chunk, together, 2), b, weights)
                     work = work or _work(cut)
                     fit = [each for each in _buffered(cut) if each.shared <= MOST_SHARED and each.per_sm >= 1]
+                    if cut.at_once > 1 and not cut.weights_stay:
+                        break
                     if cut.held > MOST_HELD or not fit:
                         break  # nor does a larger chunk fit
                     for each in fit:
@@ -210,8 +215,12 @@ def cells_along(axis: Axis, length: int, per_unit: int) -> list[int]:
     return [n for n in sorted(found) if n == min(found) or n <= 1.25 * length]
 
 
-def _chunks(c: Contraction) -> list[int]:
-    return [n for n in (1, 2, 4, 8) if n < c.channels] + ([c.channels] if c.channels <= 24 else [])
+def _chunks(c: Contraction, *, whole: bool) -> list[int]:
+    """Channels that are staged at a time: of several groups where a block goes through these, has `whole` ones at once,
+    and nothing but registers takes their values on."""
+    found = [n for n in (1, 2, 4, 8) if n < c.channels] + ([c.channels] if c.channels <= 24 else [])
+    several = whole and folded_early(c) and c.channels in found
+    return found + [n * c.channels for n in AT_ONCE if several and n <= c.op.groups]
 
 
 def _alone(values: int) -> float:
@@ -297,14 +306,14 @@ def _behind(cut: Cut) -> float:
 def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of_sample: int) -> float:
     """Estimated cycles of one multiprocessor per useful value; a sample has so many tiles per block of features."""
     c, t, b = cut.c, cut.t, cut.box
-    channels = cut.chunks * t.chunk
+    channels = cut.chunks * cut.part
     beside = sum(n.dtype.itemsize for n in c.elements) * cut.block_m * prod(b.positions)
     load = _Load.of(b, cut.weights, work, channels, _behind(cut), c.x.dtype.itemsize, beside)
-    stages, works = LATENCY * cut.chunks, _alone(cut.values) * load.instructions
+    stages, works = LATENCY * cut.chunks, _alone(cut.values) * load.instructions * cut.at_once
     alone = (max(stages, works) if t.buffers == 2 else stages + works) + BARRIER * cut.chunks
     # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side, where a block goes
     # through the features of a tile in turn.
     tiles = samples * of_sample * c.op.groups * cut.o_blocks
-    in_turn = ceil(tiles / cut.passes / (MULTIPROCESSORS * cut.per_sm)) * cut.passes
+    in_turn = ceil(tiles / cut.passes / (MULTIPROCESSORS * cut.per_sm)) * ceil(cut.passes / cut.at_once)
     cycles = load.cycles(tiles, in_turn * alone)
     return per_useful(cycles, c, lengths, samples)

@@ -76,8 +76,8 @@ constexpr int UNITS_D = 1, UNITS_H = 8, UNITS_W = 16;    // threads side by side
 constexpr int TEAM = 128, TEAMS = 1, THREADS = TEAM * TEAMS;
 constexpr int BLOCK_O = FEATURES * TEAMS, O_BLOCKS = 1;
 constexpr int CELLS_D = 1, CELLS_H = 15, CELLS_W = 60;    // of a block
-constexpr int CHUNK = 1, CHUNKS = 1;    // input channels staged at a time
-constexpr int ROUNDS = 64;    // blocks of features that one block goes through
+constexpr int CHUNK = 1, CHUNKS = 1, PART = 1;    // input channels staged at a time, those of a group
+constexpr int ROUNDS = 64, AT_ONCE = CHUNK / PART;    // blocks of features that one block goes through; in a step
 
 // Shared memory: the input as [channel][d][h][w], BUFFERS times; weights as [channel][team][residue][turn][at hand].
 constexpr int BUFFERS = 2;
@@ -91,7 +91,7 @@ constexpr int RESIDUES_D = 1, RESIDUES_H = 1, RESIDUES_W = 1;
 constexpr int HAND_D = 1, HAND_H = 5, HAND_W = 5, TURNS_D = 1, TURNS_H = 1;
 constexpr int W_VECTOR = 4, AT_HAND = ceil_div(HAND_D * HAND_H * HAND_W * FEATURES, W_VECTOR) * W_VECTOR;
 constexpr int W_RESIDUE = TURNS_D * TURNS_H * AT_HAND, W_TEAM = RESIDUES_D * RESIDUES_H * RESIDUES_W * W_RESIDUE;
-constexpr int W_TILE = CHUNK * TEAMS * W_TEAM;
+constexpr int W_TILE = PART * TEAMS * W_TEAM;
 constexpr int W_TILES = 1792;
 
 // COUNT numbers that are read from shared memory at once.
@@ -214,33 +214,37 @@ __device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int 
     }
 }
 
-// Start copying the input of a box of positions, in vectors as large as its rows and those of x allow.
-__device__ __forceinline__ void stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
+// Start copying so many `channels` of a box of positions, in vectors as large as its rows and those of the input allow;
+// zeros where a chunk has more.
+__device__ __forceinline__ void stage_input(const Element* from, Element* tile, int channels, int cell_d, int cell_h,
                                             int cell_w, int D, int H, int W) {
-    const int low_d = cell_d * 1 + LOW_D, low_h = cell_h * 1 + LOW_H;
-    const int low_w = cell_w * 1 + LOW_W, channels = C - chunk * CHUNK;
-    const Element* const from = x + (long long)(chunk * CHUNK) * D * H * W;
-    if (W % 4 == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
+    const int low_d = cell_d * 1 + LOW_D, low_h = cell_h * 1 + LOW_H, low_w = cell_w * 1 + LOW_W;
+    if (W % 4 == 0 && reinterpret_cast<unsigned long long>(from) % 16 == 0)
         return stage_rows<4, 72, 4, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
-    if (W % 2 == 0 && reinterpret_cast<unsigned long long>(x) % 8 == 0)
+    if (W % 2 == 0 && reinterpret_cast<unsigned long long>(from) % 8 == 0)
         return stage_rows<2, 72, 16, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     stage_rows<1, 72, 16, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
 }
 
-// Start copying the weights of a round's features and the channels of a chunk, zeros where there are none.
-__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int round, int chunk) {
-    const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
-    for (int i = threadIdx.x; i < CHUNK * TAPS * BLOCK_O; i += THREADS) {
-        const int tap = i % TAPS, c = i / TAPS % CHUNK, feature = i / (TAPS * CHUNK);
-        const bool there = first_feature + feature < O && (C % CHUNK == 0 || chunk * CHUNK + c < C);
-        const int row = ((group * O + first_feature + feature) * C + chunk * CHUNK + c);
+// Start copying the weights of a round's features and the channels of a chunk, zeros where there are none; and of the
+// next ones, SEVERAL in all.
+template <int SEVERAL>
+__device__ __forceinline__ void stage_weights(const Element* w, Compute* tiles, int first_round, int first_chunk) {
+    constexpr int COUNT = PART * TAPS * BLOCK_O;
+    for (int k = threadIdx.x; k < SEVERAL * COUNT; k += THREADS) {
+        const int which = SEVERAL == 1 ? 0 : k / COUNT, i = SEVERAL == 1 ? k : k % COUNT;
+        const int round = first_round + which / CHUNKS, chunk = first_chunk + which % CHUNKS;
+        const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
+        const int tap = i % TAPS, c = i / TAPS % PART, feature = i / (TAPS * PART);
+        const bool there = first_feature + feature < O && (C % PART == 0 || chunk * PART + c < C);
+        const int row = ((group * O + first_feature + feature) * C + chunk * PART + c);
         const Element* const from = w + (there ? row * TAPS + tap : 0);
         const int tap_d = tap / (TAPS_H * TAPS_W), tap_h = tap / TAPS_W % TAPS_H, tap_w = tap % TAPS_W;
         const int residue = (tap_d % RESIDUES_D * RESIDUES_H + tap_h % RESIDUES_H) * RESIDUES_W + tap_w % RESIDUES_W;
         const int td = tap_d / RESIDUES_D, th = tap_h / RESIDUES_H, tw = tap_w / RESIDUES_W;
         const int turn = td % TURNS_D * TURNS_H + th % TURNS_H;
         const int at = ((td % HAND_D * HAND_H + th % HAND_H) * HAND_W + tw) * FEATURES + feature % FEATURES;
-        Compute* const of_team = tile + (c * TEAMS + feature / FEATURES) * W_TEAM;
+        Compute* const of_team = tiles + which * W_TILE + (c * TEAMS + feature / FEATURES) * W_TEAM;
         Compute* const to = of_team + residue * W_RESIDUE + turn * AT_HAND + at;
         copy_async<sizeof(Compute)>(to, from, there);
     }
@@ -276,8 +280,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         const float v1 = value * saturated_product(value + 3, 0.16666667f);
         return v1;
     };
-    for (int i = 0; i < ROUNDS * CHUNKS; ++i)
-        stage_weights(w, w_tiles + i * W_TILE, first_round + i / CHUNKS, i % CHUNKS);
+    stage_weights<ROUNDS * CHUNKS>(w, w_tiles, first_round, 0);
 
     const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
@@ -289,14 +292,16 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const auto advance = [&](Step& at) {
         if (++at.chunk < CHUNKS) return;
         at.chunk = 0;
-        if (++at.round < first_round + ROUNDS) return;
+        if ((at.round += AT_ONCE) < first_round + ROUNDS) return;
         at.round = first_round;
         at.tile += parts;
         place(at);
     };
     const auto stage = [&](const Step& at, int buffer) {
-        const Element* const x_group = x_sample + at.round / O_BLOCKS * C * (D * H * W);
-        stage_input(x_group, x_tiles + buffer * X_TILE, at.chunk, at.cell_d, at.cell_h, at.cell_w, D, H, W);
+        const int group = at.round / O_BLOCKS, first = group * C + at.chunk * CHUNK;    // of the channels
+        const int channels = min(group + AT_ONCE, GROUPS) * C - first;
+        const Element* const from = x_sample + (long long)first * D * H * W;
+        stage_input(from, x_tiles + buffer * X_TILE, channels, at.cell_d, at.cell_h, at.cell_w, D, H, W);
         copy_async_commit();
     };
     Step next = {part, first_round, 0, 0, 0, 0};
@@ -319,7 +324,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
             for (int i = 0; i < PHASES * FEATURES * PLANES * ROWS * RUN; ++i) (&acc[0][0][0][0][0])[i] = Compute(0);
 #pragma unroll 1
-        for (int c = 0; c < CHUNK; ++c) {
+        for (int c = 0; c < PART; ++c) {
             const Element* const x_c = x_tile + x_unit + c * (X_D * X_H * X_W);
             const Compute* const w_c = w_tile + c * (TEAMS * W_TEAM);
             accumulate<1, 5, 5, 3>(acc[0], x_c, w_c);

@@ -121,8 +121,8 @@ class Writer:
             "groups": c.op.groups, "taps": self.cut.taps, "own_features": t.features,
             "planes": t.planes, "rows": t.rows, "run": t.run, "buffers": t.buffers,
             "phases": len(self.phases), "team": b.unit_threads, "teams": t.teams, "o_blocks": self.cut.o_blocks,
-            "chunk": t.chunk, "chunks": self.cut.chunks, "passes": self.cut.passes, "x_w": b.pitch,
-            "x_tile": self.cut.x_elements, "w_tiles": self.cut.w_elements,
+            "chunk": t.chunk, "chunks": self.cut.chunks, "part": self.cut.part, "passes": self.cut.passes,
+            "x_w": b.pitch, "x_tile": self.cut.x_elements, "w_tiles": self.cut.w_elements,
             "weights": self.weights(of_weights),
         }  # fmt: skip
         return [*fill(direct_text.CONSTANTS, **names), *contraction_walk.constants(b.walks)]
@@ -148,7 +148,7 @@ class Writer:
         copy = "copy_async<sizeof(Compute)>(to, from, there);"
         if self.c.x.dtype.itemsize < 4:
             copy = "*to = there ? widened(*from) : Compute(0);"
-        row = self.row_of_weights("first_feature + feature", "chunk * CHUNK + c")
+        row = self.row_of_weights("first_feature + feature", "chunk * PART + c")
         return fill(direct_text.STAGE_WEIGHTS, row=row, copy=copy)
 
     def row_of_weights(self, feature: str, channel: str) -> str:
@@ -173,7 +173,7 @@ class Writer:
         start = self.t.cells_w // w_axis.together * w_axis.advance  # of a box's rows: a multiple of it
         lines: Lines = []
         for vector in dict.fromkeys((16 // size, 2)):
-            aligned = f"W % {vector} == 0 && reinterpret_cast<unsigned long long>(x) % {vector * size} == 0"
+            aligned = f"W % {vector} == 0 && reinterpret_cast<unsigned long long>(from) % {vector * size} == 0"
             if start % vector == 0:
                 lines += [f"if ({aligned})", f"    return {rows.stage(vector, w.length)}"]
         return [*lines, rows.stage(1, w.length)]
@@ -187,8 +187,8 @@ class Writer:
         stay = self.cut.weights_stay
         prologue = self.epilogue.prologue()
         if stay:
-            prologue += self._stay()
-        staged = [] if stay else ["stage_weights(w, w_tiles + buffer * W_TILE, at.round, at.chunk);"]
+            prologue += ["stage_weights<ROUNDS * CHUNKS>(w, w_tiles, first_round, 0);"]
+        staged = [] if stay else ["stage_weights<1>(w, w_tiles + buffer * W_TILE, at.round, at.chunk);"]
         return fill(
             direct_text.KERNEL,
             per_sm=self.cut.per_sm,
@@ -198,15 +198,22 @@ class Writer:
             exchange=self.epilogue.exchange(),
             prologue=prologue,
             stage_weights=staged,
-            w_tile=self._w_tile(stay),
             own=self.own(),
             values=self.values(),
-            products=self.products(),
-            finished=self.epilogue.finished(
-                [(p[0].elements[0], p[1].elements[0], p[2].elements[0]) for p in self.phases]
-            ),
+            step=self._step(),
             close=[*(fill(contraction_text.LANDED) if stay else []), *self.epilogue.close()],
         )
+
+    def _step(self) -> Lines:
+        """What a block does with what is staged."""
+        first = [(p[0].elements[0], p[1].elements[0], p[2].elements[0]) for p in self.phases]
+        products, finished = self.products(), self.epilogue.finished(first)
+        if self.cut.at_once == 1:
+            return fill(direct_text.STEP, w_tile=self._w_tile(), products=products, finished=finished)
+        unroll = max(1, min(self.cut.at_once, FEWEST // (self._products * self.cut.part)))
+        begun, taken = self.epilogue.begun(), self.epilogue.taken(len(first))
+        names = {"products": products, "begun": begun, "taken": taken, "finished": finished}
+        return fill(direct_text.STEP_OF_ROUNDS, unroll=unroll, **names)
 
     def own(self) -> Lines:
         """What a thread computes."""
@@ -218,23 +225,19 @@ class Writer:
 
     def products(self) -> Lines:
         """Add those of a chunk, and go on where there are more."""
-        products = self.t.features * prod(self.t.own) * self.cut.taps
-        unroll = max(1, min(self.t.chunk, FEWEST // products))
+        unroll = max(1, min(self.cut.part, FEWEST // self._products))
         accumulate = [line for i, p in enumerate(self.phases) for line in self._accumulate(i, p)]
-        return [*fill(direct_text.PRODUCTS, unroll=unroll, accumulate=accumulate), ""]
+        wait = ["if (now.chunk < CHUNKS - 1) continue;", ""] if self.cut.at_once == 1 else []
+        return fill(direct_text.PRODUCTS, unroll=unroll, accumulate=accumulate, wait=wait)
 
-    def _stay(self) -> Lines:
-        """Weights that stay are staged once."""
-        if self.cut.passes * self.cut.chunks == 1:
-            return ["stage_weights(w, w_tiles, first_round, 0);"]
-        return [
-            "for (int i = 0; i < ROUNDS * CHUNKS; ++i)",
-            "    stage_weights(w, w_tiles + i * W_TILE, first_round + i / CHUNKS, i % CHUNKS);",
-        ]
+    @property
+    def _products(self) -> int:
+        """Of a thread and channel."""
+        return self.t.features * prod(self.t.own) * self.cut.taps
 
-    def _w_tile(self, stay: bool) -> str:
+    def _w_tile(self) -> str:
         """Which of the staged weights a step reads."""
-        if not stay:
+        if not self.cut.weights_stay:
             return "buffer"
         passes = ["(now.round - first_round)"] if self.cut.passes > 1 else []
         if self.cut.chunks == 1:

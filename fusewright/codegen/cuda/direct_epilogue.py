@@ -165,23 +165,29 @@ class DirectEpilogue(ValueText):
 
     def kept(self, phases: list[tuple[int, int, int]]) -> Lines:
         """Take on the values that threads have."""
-        if folded_early(self.c):
-            return self._over_rounds(phases)
-        return [*self._keep(), *(f"keep(acc[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
+        if not folded_early(self.c):
+            return [*self._keep(), *(f"keep(acc[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
+        if self.t.at_once > 1:
+            return self._left(phases)  # the step has a loop of its own, in which values are taken on
+        wait = ["if (round < ROUNDS - 1) continue;"] if self.t.passes > 1 else []
+        return [*self.begun(), *self.taken(len(phases)), *wait, *self._left(phases)]
 
-    def _over_rounds(self, phases: list[tuple[int, int, int]]) -> Lines:
-        """A thread's running results take in its features of this round, and go to the strip after the last one."""
+    def begun(self) -> Lines:
+        """A thread's running results begin in a tile's first round."""
         begin = [UNROLL, "for (int i = 0; i < PHASES * PLANES * ROWS * RUN; ++i)"]
         begin += [f"    (&over[0][0][0][0])[i] = {self.joining.empty};"]
-        if self.t.passes > 1:
-            begin = ["if (round == 0)", *indent(begin)]
-        lines = [*begin, *self._keep(), *(f"keep(acc[{i}], over[{i}]);" for i in range(len(phases)))]
-        if self.t.passes > 1:
-            lines += ["if (round < ROUNDS - 1) continue;"]
+        return ["if (now.round == 0)", *indent(begin)] if self.t.passes > 1 else begin
+
+    def taken(self, phases: int) -> Lines:
+        """They take in its features of a round, of so many phases."""
+        return [*self._keep(), *(f"keep(acc[{i}], over[{i}]);" for i in range(phases))]
+
+    def _left(self, phases: list[tuple[int, int, int]]) -> Lines:
+        """They are left to others behind a tile's last round."""
         left = [*self._place(), f"if (active) strip[{self.at('team', self.t.extents)}] = over[pd][rh][r];"]
         head = f"const auto leave = [&](const {self.kept_type} (&over)[PLANES][ROWS][RUN], {_PHASE})"
-        lines += [*block(head, nest([*_ROWS, _ALONG], left))[:-1], "};"]
-        return [*lines, *(f"leave(over[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
+        leave = [*block(head, nest([*_ROWS, _ALONG], left))[:-1], "};"]
+        return [*leave, *(f"leave(over[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
 
     def _of_tile(self) -> Lines:
         """Running results of one tile, in the compute type."""

@@ -165,8 +165,13 @@ __device__ __forceinline__ void stage_phase(const Element* w, Compute* tile, int
     }
 }
 
-__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int round, int) {
-    $stage
+template <int SEVERAL>
+__device__ __forceinline__ void stage_weights(const Element* w, Compute* tiles, int first_round, int) {
+    for (int i = 0; i < SEVERAL; ++i) {
+        Compute* const tile = tiles + i * W_TILE;
+        const int round = first_round + i;
+        $stage
+    }
 }
 """
 

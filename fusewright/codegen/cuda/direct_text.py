@@ -17,8 +17,8 @@ constexpr int UNITS_D = $units_d, UNITS_H = $units_h, UNITS_W = $units_w;    // 
 constexpr int TEAM = $team, TEAMS = $teams, THREADS = TEAM * TEAMS;
 constexpr int BLOCK_O = FEATURES * TEAMS, O_BLOCKS = $o_blocks;
 constexpr int CELLS_D = $cells_d, CELLS_H = $cells_h, CELLS_W = $cells_w;    // of a block
-constexpr int CHUNK = $chunk, CHUNKS = $chunks;    // input channels staged at a time
-constexpr int ROUNDS = $passes;    // blocks of features that one block goes through
+constexpr int CHUNK = $chunk, CHUNKS = $chunks, PART = $part;    // input channels staged at a time, those of a group
+constexpr int ROUNDS = $passes, AT_ONCE = CHUNK / PART;    // blocks of features that one block goes through; in a step
 
 // Shared memory: the input as [channel][d][h][w], BUFFERS times; weights as [channel][team][residue][turn][at hand].
 constexpr int BUFFERS = $buffers;
@@ -37,7 +37,7 @@ WEIGHTS = """
 constexpr int HAND_D = $hand_d, HAND_H = $hand_h, HAND_W = $hand_w, TURNS_D = $turns_d, TURNS_H = $turns_h;
 constexpr int W_VECTOR = $w_vector, AT_HAND = ceil_div(HAND_D * HAND_H * HAND_W * FEATURES, W_VECTOR) * W_VECTOR;
 constexpr int W_RESIDUE = TURNS_D * TURNS_H * AT_HAND, W_TEAM = RESIDUES_D * RESIDUES_H * RESIDUES_W * W_RESIDUE;
-constexpr int W_TILE = CHUNK * TEAMS * W_TEAM;
+constexpr int W_TILE = PART * TEAMS * W_TEAM;
 """
 
 MULTIPLY = """
@@ -112,12 +112,11 @@ __device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][PLANES][ROWS
 """
 
 STAGE = """
-// Start copying the input of a box of positions, in vectors as large as its rows and those of x allow.
-__device__ __forceinline__ void stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
+// Start copying so many `channels` of a box of positions, in vectors as large as its rows and those of the input allow;
+// zeros where a chunk has more.
+__device__ __forceinline__ void stage_input(const Element* from, Element* tile, int channels, int cell_d, int cell_h,
                                             int cell_w, int D, int H, int W) {
-    const int low_d = $begin_d + LOW_D, low_h = $begin_h + LOW_H;
-    const int low_w = $begin_w + LOW_W, channels = C - chunk * CHUNK;
-    const Element* const from = x + (long long)(chunk * CHUNK) * D * H * W;
+    const int low_d = $begin_d + LOW_D, low_h = $begin_h + LOW_H, low_w = $begin_w + LOW_W;
     $stage
 }
 
@@ -125,12 +124,17 @@ $stage_weights
 """
 
 STAGE_WEIGHTS = """
-// Start copying the weights of a round's features and the channels of a chunk, zeros where there are none.
-__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int round, int chunk) {
-    const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
-    for (int i = threadIdx.x; i < CHUNK * TAPS * BLOCK_O; i += THREADS) {
-        const int tap = i % TAPS, c = i / TAPS % CHUNK, feature = i / (TAPS * CHUNK);
-        const bool there = first_feature + feature < O && (C % CHUNK == 0 || chunk * CHUNK + c < C);
+// Start copying the weights of a round's features and the channels of a chunk, zeros where there are none; and of the
+// next ones, SEVERAL in all.
+template <int SEVERAL>
+__device__ __forceinline__ void stage_weights(const Element* w, Compute* tiles, int first_round, int first_chunk) {
+    constexpr int COUNT = PART * TAPS * BLOCK_O;
+    for (int k = threadIdx.x; k < SEVERAL * COUNT; k += THREADS) {
+        const int which = SEVERAL == 1 ? 0 : k / COUNT, i = SEVERAL == 1 ? k : k % COUNT;
+        const int round = first_round + which / CHUNKS, chunk = first_chunk + which % CHUNKS;
+        const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
+        const int tap = i % TAPS, c = i / TAPS % PART, feature = i / (TAPS * PART);
+        const bool there = first_feature + feature < O && (C % PART == 0 || chunk * PART + c < C);
         const int row = $row;
         const Element* const from = w + (there ? row * TAPS + tap : 0);
         const int tap_d = tap / (TAPS_H * TAPS_W), tap_h = tap / TAPS_W % TAPS_H, tap_w = tap % TAPS_W;
@@ -138,7 +142,7 @@ __device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, i
         const int td = tap_d / RESIDUES_D, th = tap_h / RESIDUES_H, tw = tap_w / RESIDUES_W;
         const int turn = td % TURNS_D * TURNS_H + th % TURNS_H;
         const int at = ((td % HAND_D * HAND_H + th % HAND_H) * HAND_W + tw) * FEATURES + feature % FEATURES;
-        Compute* const of_team = tile + (c * TEAMS + feature / FEATURES) * W_TEAM;
+        Compute* const of_team = tiles + which * W_TILE + (c * TEAMS + feature / FEATURES) * W_TEAM;
         Compute* const to = of_team + residue * W_RESIDUE + turn * AT_HAND + at;
         $copy
     }
@@ -174,14 +178,16 @@ $name($parameters,
     const auto advance = [&](Step& at) {
         if (++at.chunk < CHUNKS) return;
         at.chunk = 0;
-        if (++at.round < first_round + ROUNDS) return;
+        if ((at.round += AT_ONCE) < first_round + ROUNDS) return;
         at.round = first_round;
         at.tile += parts;
         place(at);
     };
     const auto stage = [&](const Step& at, int buffer) {
-        const Element* const x_group = x_sample + at.round / O_BLOCKS * C * (D * H * W);
-        stage_input(x_group, x_tiles + buffer * X_TILE, at.chunk, at.cell_d, at.cell_h, at.cell_w, D, H, W);
+        const int group = at.round / O_BLOCKS, first = group * C + at.chunk * CHUNK;    // of the channels
+        const int channels = min(group + AT_ONCE, GROUPS) * C - first;
+        const Element* const from = x_sample + (long long)first * D * H * W;
+        stage_input(from, x_tiles + buffer * X_TILE, channels, at.cell_d, at.cell_h, at.cell_w, D, H, W);
         $stage_weights
         copy_async_commit();
     };
@@ -199,15 +205,38 @@ $name($parameters,
         copy_async_wait<0>();
         __syncthreads();    // what this step reads is there, what the last one read is free
         if (BUFFERS == 2 && next.tile < tiles) stage(next, buffer ^ 1);
-        const Element* const x_tile = x_tiles + buffer * X_TILE;
-        const Compute* const w_tile = w_tiles + $w_tile * W_TILE + team * W_TEAM;
-        $products
-        const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, round = now.round;
-        const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
-        $finished
+        $step
     }
     $close
 }
+"""
+
+# What a block does with what is staged: of one round,
+STEP = """
+const Element* const x_tile = x_tiles + buffer * X_TILE;
+const Compute* const w_tile = w_tiles + $w_tile * W_TILE + team * W_TEAM;
+$products
+const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, round = now.round;
+const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
+$finished
+"""
+
+# and of several, whose values go into running results in registers.
+STEP_OF_ROUNDS = """
+$begun
+#pragma unroll $unroll
+for (int i = 0; i < AT_ONCE; ++i) {
+    const int round = now.round + i;
+    if (ROUNDS % AT_ONCE > 0 && round >= ROUNDS) break;
+    const Element* const x_tile = x_tiles + buffer * X_TILE + i * PART * X_CHANNEL;
+    const Compute* const w_tile = w_tiles + round * W_TILE + team * W_TEAM;
+    $products
+    const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
+    $taken
+}
+if (now.round + AT_ONCE < ROUNDS) continue;
+const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w;
+$finished
 """
 
 # The last windows of a row may be folded twice, so that all threads fold as many.
@@ -262,12 +291,12 @@ if (now.chunk == 0)
 #pragma unroll
     for (int i = 0; i < PHASES * FEATURES * PLANES * ROWS * RUN; ++i) (&acc[0][0][0][0][0])[i] = Compute(0);
 #pragma unroll $unroll
-for (int c = 0; c < CHUNK; ++c) {
+for (int c = 0; c < PART; ++c) {
     const Element* const x_c = x_tile + x_unit + c * (X_D * X_H * X_W);
     const Compute* const w_c = w_tile + c * (TEAMS * W_TEAM);
     $accumulate
 }
-if (now.chunk < CHUNKS - 1) continue;
+$wait
 """
 
 CLOSE_POSITIONS = """

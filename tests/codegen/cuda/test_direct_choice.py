@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import prod
 
 import pytest
 from contraction_cases import Case, Found, draw, find
 
 from fusewright.schedule import direct_choice, tiling
+from fusewright.schedule.direct import Cut
 
 
 def estimated(case: Case) -> tuple[Found, float]:
@@ -69,3 +71,26 @@ def test_positions_of_a_thread_share_what_it_reads() -> None:
     listed = direct_choice.shortlist(found.group, found.cells, case.batch, None).tiles
     assert all(t.together for t in listed)
     assert any(t.planes > 1 for t in listed[:3]) and any(t.buffers == 1 for t in listed[:3])
+
+
+def test_groups_of_few_channels_are_staged_together() -> None:
+    """Where a block goes through groups, and has too few bytes of one of them under way; not where windows are folded
+    in between, which takes all threads after each round."""
+    folded = Case((5446,), 1, 1, (4,), (2,), (3,), (3,), 92, True, (0,), fold="sum", fold_dims="c", batch=64)
+    found, _ = estimated(folded)
+    best = direct_choice.candidates(found.group, found.cells, folded.batch)
+    assert Cut.of(found.group, best[0]).at_once > 1
+    single = next(i for i, t in enumerate(best) if Cut.of(found.group, t).at_once == 1)
+    assert single >= direct_choice.WORTH_MEASURING
+    pooled, _ = estimated(replace(folded, pool="max", window=(2,), step=(2,)))
+    cuts = [Cut.of(pooled.group, t) for t in direct_choice.candidates(pooled.group, pooled.cells, folded.batch)]
+    assert cuts and all(cut.at_once == 1 and cut.strips[2] > 0 for cut in cuts)
+
+
+def test_running_results_take_registers() -> None:
+    """Of each of a thread's positions, whatever features it has; a logsumexp has two numbers."""
+    for kind, numbers in (("sum", 1), ("logsumexp", 2)):
+        found, _ = estimated(Case((62, 62), 1, 4, groups=16, fold=kind, fold_dims="c", batch=8))
+        for t in direct_choice.candidates(found.group, found.cells, 8):
+            cut = Cut.of(found.group, t)
+            assert cut.running_values == numbers * prod(t.own) <= cut.held

@@ -267,6 +267,66 @@ def test_more_random_cases(seed: int) -> None:
         assert_right(f, t, ORDERS[seed % 3])
 
 
+# Folds over channels whose running results stay in registers.
+RUNNING = {
+    "depthwise": Case((21, 18), 1, 1, (3, 5), (1, 1), (1, 2), groups=7, before=("gate",), fold="mean", fold_dims="c"),
+    "phases": Case(
+        (23,), 1, 1, (4,), (2,), (3,), (3,), 11, True, (1,), before=("clamp",), fold="sum", fold_dims="c", keepdim=True
+    ),
+    "phases, fewer taps than strides": Case(
+        (6, 9), 1, 2, (2, 3), (3, 2), (0, 1), (1, 1), 5, True, (2, 1), before=("shift",), fold="min", fold_dims="c"
+    ),
+    "features that do not fill their blocks": Case(
+        (13, 10), 3, 7, groups=3, before=("add channel",), fold="max", fold_dims="c"
+    ),
+    "sines": Case((17,), 2, 3, (3,), (1,), (1,), (1,), 5, before=("sine",), fold="sum", fold_dims="c"),
+    "volumes": Case(
+        (5, 6, 7), 1, 1, (3, 2, 3), (1, 2, 1), (1, 1, 0), (1, 1, 2), 6, before=("relu",), fold="sum", fold_dims="c"
+    ),
+    "logsumexp": Case((70,), 1, 3, (3,), (1,), (1,), (1,), 6, before=("large",), fold="logsumexp", fold_dims="c"),
+    "sum of exponentials": Case((12, 9), 1, 1, groups=9, before=("tanh",), fold="logsumexp", fold_dims="c"),
+    "functions behind": Case(
+        (12, 9), 2, 4, groups=3, before=("relu",), fold="mean", fold_dims="c", behind=("sigmoid", "minus one")
+    ),
+    "bfloat16": Case((12, 18), 1, 2, groups=5, before=("reverse",), fold="max", fold_dims="c", dtype=BF16),
+    "float64": Case(
+        (9, 7), 1, 2, (3, 3), (2, 2), (1, 1), groups=5, transposed=True, fold="logsumexp", fold_dims="c", dtype=F64
+    ),
+    "one round": Case((13, 10), 3, 5, before=("hardswish",), fold="min", fold_dims="c"),
+}
+
+
+def of_rounds(cut: Cut) -> tuple[bool, bool, bool]:
+    """What differs in the text: teams whose results are joined, blocks of features, and groups that are staged at once,
+    of which a last step has fewer."""
+    return cut.t.teams > 1, cut.o_blocks > 1, cut.at_once > 1 and cut.passes % cut.at_once > 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, id=n, marks=[] if n in ("phases", "logsumexp") else pytest.mark.slow) for n, c in RUNNING.items()],
+)
+def test_running_results_stay_in_registers(case: Case) -> None:
+    """Values of threads meet in shared memory behind a tile's last round alone."""
+    f = found(case)
+    ways: dict[tuple[bool, bool, bool], list[DirectTile]] = {}
+    for t in tiles(f):
+        ways.setdefault(of_rounds(Cut.of(f.group, t)), []).append(t)
+    rng = random.Random(4)
+    for fit in ways.values():
+        t = rng.choice(fit)
+        assert "running[" not in kernel(f, t).source
+        assert Cut.of(f.group, t).strips[1:] == (0, 0)
+        assert_right(f, replace(t, buffers=rng.choice((1, 2))), "shuffled")
+    assert any(way[0] for way in ways) and (any(way[2] for way in ways) or case.groups < 4)
+
+
+def test_groups_whose_weights_do_not_stay_are_staged_one_by_one() -> None:
+    f = found(Case((40, 40), 1, 8, (7, 7), groups=64, fold="sum", fold_dims="c"))
+    cuts = [Cut.of(f.group, t) for t in tiles(f)]
+    assert all(cut.at_once == 1 or cut.weights_stay for cut in cuts) and not all(cut.weights_stay for cut in cuts)
+
+
 WINDOWS = Case((20, 26), 1, 1, padding=(1, 1), groups=5, before=("times channel",), window=(2, 2), step=(2, 2))
 OWNED = {
     "written": replace(WINDOWS, pool="max", after=("both",)),
@@ -427,6 +487,10 @@ LARGE = {
     "over channels": replace(
         CASES["depthwise, overlapping windows, over channels"], sizes=(62, 62), groups=64, fold="mean"
     ),
+    "in registers": Case(
+        (5446,), 1, 1, (4,), (2,), (3,), (3,), 92, True, (0,), before=("clamp",), fold="sum", fold_dims="c", batch=64
+    ),
+    "logsumexp in registers": Case((62, 62), 1, 1, groups=64, before=("gate",), fold="logsumexp", fold_dims="c"),
     "volume": replace(VOLUMES["strides"], sizes=(52, 51, 49), kernel=(7, 7, 7), padding=(1, 1, 1), groups=64),
     "window": replace(CASES["a large window, over all"], sizes=(28, 28, 28), channels=64),
     "transposed": Case((32, 32), 16, 4, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",)),
