@@ -145,9 +145,9 @@ def apart(norm: Node) -> tuple[Node, Node]:
     update = make(ops.Track(op.momentum, op.serial), statistics, *norm.args[3:], where=norm.where)
 
     def along(values: Node) -> Node:
-        return reshape(values, (x.shape[1], *(1,) * (x.ndim - 2)))
+        return reshape(values, (*values.shape, *(1,) * (x.ndim - 2)))
 
-    center, scale = (along(make(ops.Slice(0, i, i + 1, 1), statistics)) for i in (0, 1))
+    center, scale = (make(ops.Slice(0, i, i + 1, 1), along(statistics)) for i in (0, 1))
     y = pointwise("mul", pointwise("sub", cast(x, statistics.dtype), center), scale)
     weight, bias = (None if a is None else along(a) for a in norm.args[1:3])
     y = y if weight is None else pointwise("mul", y, weight)

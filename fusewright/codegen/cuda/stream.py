@@ -37,7 +37,7 @@ FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multip
 # Parts of rows, all together: half as many, twice and four times as many took up to 1.08, 1.05 and 1.12 times as long.
 PARTS = 2 * FULL
 # Vectors of parts of columns, in blocks, times their elements: whole waves of blocks, at most.
-COLUMNS = 4 * FULL
+COLUMNS = 2 * FULL
 # Threads side by side along the last axis, at least.
 LEAST_LANES = 4
 # Rows that a thread computes together, by its neighbours in each, where so many warps are left.
