@@ -4,6 +4,7 @@
 
 A window of 13 x 13 that moves by one reads 169 elements for each result (pyramids of poolings have such), by rows and
 then by columns 26.  The dimensions that lie last come first: of several maxima, the gradient goes to the same one then.
+Averages are those of averages, for what each counts is a product of lengths, with padding or without.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def by_axis(graph: Graph, orders: Mapping[Node, Order]) -> Graph:
 def _apart(node: Node) -> Node | None:
     """The pools along one dimension each that a pool is, if they take much less time."""
     op = node.op
-    if not isinstance(op, ops.Pool) or op.kind == "avg" or sum(k > 1 for k in op.kernel) < 2:
+    if not isinstance(op, ops.Pool) or not _comes_apart(op, node) or sum(k > 1 for k in op.kernel) < 2:
         return None
     x, n = node.arg(0), len(op.kernel)
     if not all(isinstance(length, int) for length in x.shape[-n:]):
@@ -53,6 +54,12 @@ def _apart(node: Node) -> Node | None:
     # What a convolution gives does not reach memory where its windows are found in one kernel.
     apart += PASS * _size(x, n) if _is_of_convolution(x) else 0.0
     return y if apart < WORTHWHILE * whole else None
+
+
+def _comes_apart(op: ops.Pool, node: Node) -> bool:
+    """Whether pools along one dimension each give the same: averages would be rounded on the way, and what they are
+    divided by has to be a product of lengths."""
+    return op.kind != "avg" or (op.divisor is None and node.dtype.itemsize >= 4)
 
 
 def _along(op: ops.Pool, i: int) -> ops.Pool:

@@ -47,13 +47,25 @@ TAKEN = {
         lambda x: F.max_pool3d(x.atan(), (8, 8, 3), (1, 4, 1)),
         [(1, 1, 3), (1, 8, 1), (8, 1, 1)],
     ),
+    "a mean": (IMAGE, lambda x: F.avg_pool2d(x, 13, 1), [(1, 13), (13, 1)]),
+    "a mean of what there is": (
+        IMAGE,
+        lambda x: F.avg_pool2d(x, 9, 2, 4, ceil_mode=True, count_include_pad=False),
+        [(1, 9), (9, 1)],
+    ),
+    "a mean of padding as well": (
+        VOLUME,
+        lambda x: F.avg_pool3d(x.atan(), 8, (2, 1, 7), (2, 3, 1), ceil_mode=True),
+        [(1, 1, 8), (1, 8, 1), (8, 1, 1)],
+    ),
     "of least values": (IMAGE, lambda x: -F.max_pool2d(-x, 9, 1), [(1, 9), (9, 1)]),
 }
 LEFT = {
     "small": (IMAGE, lambda x: F.max_pool2d(x, 3, 1, 1)),
     "of five": (IMAGE, lambda x: F.max_pool2d(x, 5, 1, 2)),
     "apart": (IMAGE, lambda x: F.max_pool2d(x, 8, 8)),
-    "a mean": (IMAGE, lambda x: F.avg_pool2d(x, 13, 1)),
+    "a mean with another divisor": (IMAGE, lambda x: F.avg_pool2d(x, 13, 1, divisor_override=7)),
+    "a rounded mean": (IMAGE, lambda x: F.avg_pool2d(x.bfloat16(), 13, 1)),
     "of one dimension": (IMAGE, lambda x: F.max_pool2d(x, (13, 1), 1)),
     "of a convolution, that move far": (VOLUME, lambda x: F.max_pool3d(x, 4, 3)),
 }
