@@ -33,6 +33,7 @@ from fusewright.kernel import Argument, Expression, Kernel, Launch
 from fusewright.schedule.stream_record import Stream, picks_each
 
 THREADS = 256
+WARPS = THREADS // 32
 FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multiprocessors
 # Parts of rows, all together: half as many, twice and four times as many took up to 1.08, 1.05 and 1.12 times as long.
 PARTS = 2 * FULL
@@ -117,9 +118,10 @@ class Writer(StreamSections):
         team = next((t for t in (1, 2, 4, 8) if threads * t >= 2**18 or reduced < 8 * t), 8)
         if team > 1 and (lanes := max(LEAST_LANES, 1 << (threads - 1).bit_length())) < 32:
             team = THREADS // lanes  # else threads would be left without a column
-        column = 8 * self.planes * values  # bytes that a thread hands to another, of another warp
-        while 1 < team <= THREADS // 32 and (team - 1) * THREADS // team * column > MOST_SHARED:
-            team //= 2
+        # Bytes that a thread hands to another, of another warp, in the wide variant and in the other.
+        column = 8 * self.planes * (self.wide.values + 1 if self.wide else 1)
+        while team > 1 and (min(team, WARPS) - 1) * THREADS // team * column > MOST_SHARED:
+            team = team // 2 if team <= WARPS else 2 * team  # of more threads, those of a warp hand nothing over
         least = max(4 * self.planes * team, SAVED * 8 * self.planes // self.itemsize)  # rows of a part
         split = threads * team < 2**16 and reduced >= 4 * min(least, 16 * 8)
         lanes = THREADS // team

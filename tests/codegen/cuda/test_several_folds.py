@@ -221,7 +221,13 @@ BESIDE: dict[str, Callable[[], tuple[Node, ...]]] = {
     "deviations of columns": lambda: kinds(inp(0, 9, 64), 0, of=("std", "mean")),
     "spreads of columns, in parts": lambda: kinds(inp(0, 3, 700, 20), 1, of=("mean", "var", "max"), keepdim=True),
     "spreads in bfloat16": lambda: kinds(inp(0, 70, 64, dtype=BF16), 0, of=("mean", "std")),
+    "many numbers of columns, in parts": lambda: kinds(inp(0, 700, 64), 0, of=("var", "std", "logsumexp", "mean")),
+    "many numbers of odd columns, in parts": lambda: kinds(inp(0, 2500, 9, dtype=BF16), 0, of=("var", "std")),
+    "many numbers in float64, in parts": lambda: kinds(
+        inp(0, 700, 64, dtype=F64), 0, of=("var", "std", "logsumexp", "norm")
+    ),
 }
+MANY = [name for name in BESIDE if name.startswith("many numbers")]
 
 
 class TestBeside:
@@ -261,9 +267,13 @@ class TestBeside:
     @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
     @pytest.mark.parametrize(
         "name",
-        ["long rows, in parts", "wide columns of four", "with what is made of each", "spreads of columns, in parts"],
+        [
+            *("long rows, in parts", "wide columns of four", "with what is made of each"),
+            *("spreads of columns, in parts", *MANY),
+        ],
     )
     def test_compiles_without_spills(self, name: str, arch: str) -> None:
+        """And what threads of one column join fits into shared memory."""
         s = self.several(BESIDE[name]())
         assert isinstance(s, SeveralFolds)
         taken = nvrtc.resources(nvrtc.compile(kernel(s, "fused_test").source, arch)).values()
