@@ -198,8 +198,9 @@ class _Recomputed(torch.autograd.Function):
         twice = torch.is_grad_enabled()
         needed = ctx.needs_input_grad[2:]
         with torch.enable_grad():
-            # Views, so that an operand computed from another one does not pass its gradient on in here.
-            views = [t.view_as(t) for t in ctx.saved_tensors]
+            # Views, so that an operand computed from another one does not pass its gradient on in here; with all its
+            # strides: ATen's gradient of a batch norm is wrong on a CPU where those of a size of 1 are others.
+            views = [torch.ops.aten.alias(t) for t in ctx.saved_tensors]
             results = _several(ctx.reference(*views))
         wanted = [view for view, need in zip(views, needed, strict=True) if need]
         given = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]

@@ -258,6 +258,20 @@ def test_operands_computed_from_one_another(twice: bool) -> None:
     torch.testing.assert_close(gradient(run), gradient(expected))
 
 
+def test_operands_lie_as_they_did() -> None:
+    """Strides of sizes of 1 as well: else this gradient is a wrong one of ATen's."""
+    body = "torch.nn.functional.batch_norm(x, None, None, w, None, True)"
+    run = operator(with_reference(body, layouts=("channels_last", "contiguous")))
+    x, w, given = torch.randn(1, 8, 5, 2), torch.randn(8), torch.randn(1, 8, 5, 2)
+
+    def gradient(function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        image = x.to(memory_format=torch.channels_last).requires_grad_()
+        return torch.autograd.grad(function(image, w), image, given)[0]
+
+    want = gradient(lambda x, w: torch.nn.functional.batch_norm(x, None, None, w, None, True))
+    torch.testing.assert_close(gradient(run), want)
+
+
 def test_only_operands_are_kept() -> None:
     x, w = operands(grad=True)
     kept: list[Tensor] = []
