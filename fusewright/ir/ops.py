@@ -327,7 +327,7 @@ class Pool(Op):
     def overlaps(self) -> bool:
         """Whether windows share elements, so that there may be more to pool than there are elements."""
         windows = zip(self.kernel, self.stride, self.dilation, strict=True)
-        return any(kernel > 1 and stride < dilation * (kernel - 1) + 1 for kernel, stride, dilation in windows)
+        return any(dilation * i % stride == 0 for kernel, stride, dilation in windows for i in range(1, kernel))
 
 
 @dataclass(frozen=True)

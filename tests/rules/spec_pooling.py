@@ -388,6 +388,9 @@ SPECS = [
             "the windows lie apart # and leave gaps": lambda: reduce(
                 pool(image(), "max", 2, 2, stride=(3, 2)), "max", 0, 1
             ),
+            "the windows lie apart # and reach between others": lambda: reduce(
+                pool(image(), "max", 2, 2, stride=(2, 2), dilation=(3, 1)), "max", 1
+            ),
         },
         lambda: first(pool(image(2, 3, 7, 6), "max", 3, 3, stride=(2, 2)), 1),
         signed_zeros=False,
