@@ -319,6 +319,7 @@ LAYERS = 100
 OPERATORS = (
     ("fused operators, bfloat16, the latest run of each", "h200_operators_bf16*.json"),
     ("fused operators, channels last, the latest run of each", "h200_operators_channels_last*.json"),
+    ("fused operators, both, the latest run of each", "h200_operators_last_in_bf16*.json"),
 )
 # What else is in the summary, each of one run.
 RUNS = (
@@ -331,7 +332,7 @@ RUNS = (
 # The last whole run of each seed.
 RANDOM = (
     *(f"h200_random{seed}.json" for seed in ("_after_140", "_seed2", "_seed3", "_seed6", "_seed9", "_seed13")),
-    *(f"h200_random{seed}.json" for seed in ("_seed31", "_seed47")),
+    *(f"h200_random{seed}.json" for seed in ("_seed31", "_seed47", "_seed61")),
     *(f"h100_random{seed}.json" for seed in ("_after_126", "_seed2", "_seed3", "_seed4", "_seed5")),
     "cpu_random.json",
 )
