@@ -49,7 +49,7 @@ JOINED, FEW_BLOCKS = 16, 64
 # A part of a column is read in so many times as many bytes as it is saved in, at least.
 SAVED = 8
 # Bytes of shared memory that threads of one column may take to join what they found.
-MOST_SHARED = 40 * 1024
+MOST_SHARED = 48 * 1024
 
 
 def kernel(s: Stream, name: str, reference: str = "") -> Kernel:
@@ -119,7 +119,9 @@ class Writer(StreamSections):
         if team > 1 and (lanes := max(LEAST_LANES, 1 << (threads - 1).bit_length())) < 32:
             team = THREADS // lanes  # else threads would be left without a column
         # Bytes that a thread hands to another, of another warp, in the wide variant and in the other.
-        column = 8 * self.planes * (self.wide.values + 1 if self.wide else 1)
+        on_each_other = tall(self.s, "kept")
+        other = 1 if on_each_other is None else on_each_other.values
+        column = 8 * self.planes * (other + (self.wide.values if self.wide else 0))
         while team > 1 and (min(team, WARPS) - 1) * THREADS // team * column > MOST_SHARED:
             team = team // 2 if team <= WARPS else 2 * team  # of more threads, those of a warp hand nothing over
         least = max(4 * self.planes * team, SAVED * 8 * self.planes // self.itemsize)  # rows of a part

@@ -612,6 +612,15 @@ def test_compiles(arch: str) -> None:
         core.Program(k.source, "c++", core.ProgramOptions(arch=arch, std="c++17")).compile("cubin")
 
 
+@pytest.mark.parametrize("dtype", [F64, F32, BF16])
+def test_shared_memory_of_windows_on_each_other(dtype: torch.dtype) -> None:
+    """What threads of one column join fits beside the same of the wide variant."""
+    core = pytest.importorskip("cuda.core", reason="no NVRTC")
+    k = kernel(stream_of(fold(pool(inp(0, 2, 128, 32, 32, dtype=dtype), "max", (3, 3), 1, 1), "var", 1)), "fused_test")
+    assert "tall(d, " in k.source and "others[" in k.source
+    core.Program(k.source, "c++", core.ProgramOptions(arch="sm_90", std="c++17")).compile("cubin")
+
+
 def founding_tail() -> Node:
     """What follows a library convolution: average pool, sigmoid, sum."""
     return fold(pointwise("sigmoid", pool(inp(0, 128, 64, 124, 124), "avg", (4, 4))), "sum", 1, 2, 3)
