@@ -205,11 +205,10 @@ class Tuner:
         decision = self._decision(group, group.name)
         if decision is None or decision.option is None or self.mode == "always":
             return decision is not None and decision.option is not None
-        worth = prod(sizes(group.operands[0], self.hints)) >= WORTH_UPDATING
-        if decision.generated is None or decision.aten is None:
-            return worth
-        # What statistics alone are compared with is not the norm's own way to them.
-        return decision.generated + UPDATE < FASTER * decision.aten and (worth or group.family != "statistics")
+        if group.family == "statistics" or decision.generated is None or decision.aten is None:
+            # Statistics by themselves are compared with what is not the norm's own way to them.
+            return prod(sizes(group.operands[0], self.hints)) >= WORTH_UPDATING
+        return decision.generated + UPDATE < FASTER * decision.aten
 
     def _decision(self, group: Group, name: str) -> Decision | None:
         """What is decided for a group, now or earlier."""

@@ -792,8 +792,9 @@ class Recomputed(torch.autograd.Function):
         again = torch.is_grad_enabled()
         needed = ctx.needs_input_grad[2:]
         with torch.enable_grad():
-            # Views, so that no gradient flows from one operand to another that it was computed from.
-            operands = [operand.view_as(operand) for operand in ctx.saved_tensors]
+            # Views, so that no gradient flows from one operand to another that it was computed from; with all their
+            # strides: ATen's gradient of a batch norm is wrong on a CPU where those of a size of 1 are others.
+            operands = [torch.ops.aten.alias(operand) for operand in ctx.saved_tensors]
             value = ctx.reference(*operands)
         if not value.requires_grad:  # a step function, say
             return (None,) * (2 + len(operands))

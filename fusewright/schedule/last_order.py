@@ -161,9 +161,9 @@ def of_statistics(c: ChannelStatistics) -> TurnedStatistics | None:
     if found is None:
         return None
     sums = _of_channels(found, range(found.root.ndim - 1))
-    return (
-        TurnedStatistics(found, replace(c, sums=sums)) if isinstance(sums, Stream) and _reads_all(sums, found) else None
-    )
+    if isinstance(sums, str) or not _reads_all(sums, found):
+        return None
+    return TurnedStatistics(found, replace(c, sums=sums))
 
 
 def _of_channels(found: Turned, dims: Sequence[int]) -> Stream | str:

@@ -37,8 +37,10 @@ WARPS = THREADS // 32
 FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multiprocessors
 # Parts of rows, all together: half as many, twice and four times as many took up to 1.08, 1.05 and 1.12 times as long.
 PARTS = 2 * FULL
-# Vectors of parts of columns, in blocks, times their elements: whole waves of blocks, at most.
+# Parts of columns, of all together: blocks that they are at most, times the elements that a thread has of each row.
 COLUMNS = 2 * FULL
+# Rows of which four such parts are worth a second launch.
+LONG = 128
 # Threads side by side along the last axis, at least.
 LEAST_LANES = 4
 # Rows that a thread computes together, by its neighbours in each, where so many warps are left.
@@ -100,41 +102,54 @@ class Writer(StreamSections):
         """The form, and how it is cut: enough threads for a large device, and long enough runs for each."""
         if not self.s.folds:
             return Shape("flat", crossed=self._crossed())
+        return self._shape_of_rows() if self.last in self.axes["first"] else self._shape_of_columns()
+
+    def _shape_of_rows(self) -> Shape:
         first, results = self.axes["first"], self.results
         reduced, kept = self.sizes.reduced(first), self.sizes.count(results)
-        two = len(self.s.folds) == 2
-        if self.last in first:
-            items = THREADS * max(1, 8 // self._window)  # of a part, at least
-            split = kept < FULL // 4 and reduced >= 2 * items
-            few = split or (reduced >= 16 * THREADS and kept < 8 * FULL)  # rows: fewer than warps, nearly
-            team = THREADS if few else 32 if reduced >= 128 else 8
-            most = f"ceil_div({self.sizes.product(first)}, {items})"
-            cut = f"max(1, min({most}, ceil_div({PARTS}, max(1, {self.sizes.product(results)}))))"
-            parts = cut if split or two else None
-            return Shape("rows", team, parts, 32 if split and kept * 32 <= 2**16 else 1)
-        values = self.wide.values if self.wide else 1
-        values = 1 if self.sizes.count([self.last]) % values else values
+        items = THREADS * max(1, 8 // self._window)  # of a part, at least
+        split = kept < FULL // 4 and reduced >= 2 * items
+        few = split or (reduced >= 16 * THREADS and kept < 8 * FULL)  # rows: fewer than warps, nearly
+        team = THREADS if few else 32 if reduced >= 128 else 8
+        most = f"ceil_div({self.sizes.product(first)}, {items})"
+        cut = f"max(1, min({most}, ceil_div({PARTS}, max(1, {self.sizes.product(results)}))))"
+        parts = cut if split or len(self.s.folds) == 2 else None
+        return Shape("rows", team, parts, 32 if split and kept * 32 <= 2**16 else 1)
+
+    def _shape_of_columns(self) -> Shape:
+        first, results = self.axes["first"], self.results
+        reduced, kept, two = self.sizes.reduced(first), self.sizes.count(results), len(self.s.folds) == 2
+        wide = self.wide.values if self.wide else 1
+        values = 1 if self.sizes.count([self.last]) % wide else wide  # of a thread, in the variant that will run
         threads = kept // values
+        team = self._team_of_columns(threads, reduced)
+        lanes, joined = THREADS // team, 4 * self.planes * team  # rows that take as long as to join what they come to
+        least = max(joined, SAVED * 8 * self.planes // self.itemsize)  # rows of a part
+        split = threads * team < 2**16 and reduced >= 4 * min(least, LONG)
+        blocks = f"ceil_div(ceil_div({self.sizes.product(results)}, {values}), {lanes})"
+        most = COLUMNS // values
+        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {least}), {most} // max(1, {blocks})))"
+        count = min(-(-reduced // least), most // max(1, -(-threads // lanes)))
+        rows = self.sizes.count(self.axes["kept"])
+        apart = two and split and rows < FEW_BLOCKS and kept * count > JOINED * THREADS * rows
+        # A power of two, since they are joined by halves.
+        joiners = 1 << min(32, max(1, 2**16 // kept)).bit_length() - 1 if split else 1
+        return Shape("columns", team, cut if split else "1" if two else None, joiners, apart)
+
+    def _team_of_columns(self, threads: int, reduced: int) -> int:
+        """Threads on each other, where so many side by side have a column: more of them where a block would have
+        threads without a column, and no more than there is shared memory for."""
         team = next((t for t in (1, 2, 4, 8) if threads * t >= 2**18 or reduced < 8 * t), 8)
-        if team > 1 and (lanes := max(LEAST_LANES, 1 << (threads - 1).bit_length())) < 32:
-            team = THREADS // lanes  # else threads would be left without a column
+        lanes = max(LEAST_LANES, 1 << (threads - 1).bit_length())
+        if team > 1 and lanes < 32:
+            team = THREADS // lanes
         # Bytes that a thread hands to another, of another warp, in the wide variant and in the other.
         on_each_other = tall(self.s, "kept")
         other = 1 if on_each_other is None else on_each_other.values
         column = 8 * self.planes * (other + (self.wide.values if self.wide else 0))
         while team > 1 and (min(team, WARPS) - 1) * THREADS // team * column > MOST_SHARED:
             team = team // 2 if team <= WARPS else 2 * team  # of more threads, those of a warp hand nothing over
-        least = max(4 * self.planes * team, SAVED * 8 * self.planes // self.itemsize)  # rows of a part
-        split = threads * team < 2**16 and reduced >= 4 * min(least, 16 * 8)
-        lanes = THREADS // team
-        blocks = f"ceil_div(ceil_div({self.sizes.product(results)}, {values}), {lanes})"
-        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {least}), {COLUMNS // values} // max(1, {blocks})))"
-        count = min(-(-reduced // least), COLUMNS // values // max(1, -(-threads // lanes)))
-        rows = self.sizes.count(self.axes["kept"])
-        apart = two and split and rows < FEW_BLOCKS and kept * count > JOINED * THREADS * rows
-        # A power of two, since they are joined by halves.
-        joiners = 1 << min(32, max(1, 2**16 // kept)).bit_length() - 1 if split else 1
-        return Shape("columns", team, cut if split else "1" if two else None, joiners, apart)
+        return team
 
     @property
     def _window(self) -> int:
