@@ -257,7 +257,7 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
         }
         // Those of one column join: first in a warp, then what is apart.
         constexpr int APART = LANES < 32 ? THREADS / 32 : TEAM;
-#pragma unroll
+#pragma unroll 1
         for (int offset = 16; offset >= LANES; offset /= 2)
 #pragma unroll
             for (int e = 0; e < V; ++e) fold[e].merge(fold[e].from(offset));
@@ -327,7 +327,7 @@ __device__ __forceinline__ void tall(const Data& d, float* out) {
         }
         // Those of one column join: first in a warp, then what is apart.
         constexpr int APART = LANES < 32 ? THREADS / 32 : TEAM;
-#pragma unroll
+#pragma unroll 1
         for (int offset = 16; offset >= LANES; offset /= 2)
 #pragma unroll
             for (int e = 0; e < V; ++e) fold[e].merge(fold[e].from(offset));

@@ -218,7 +218,7 @@ for (int e = 0; e < V; ++e) {
 COLUMNS_JOIN = """
 // Those of one column join: first in a warp, then what is apart.
 constexpr int APART = LANES < 32 ? THREADS / 32 : TEAM;
-#pragma unroll
+#pragma unroll 1
 for (int offset = 16; offset >= LANES; offset /= 2)
 #pragma unroll
     for (int e = 0; e < V; ++e) fold[e].merge(fold[e].from(offset));
