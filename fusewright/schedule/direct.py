@@ -316,7 +316,7 @@ class Cut:
 
     @property
     def at_once(self) -> int:
-        """Groups whose channels are."""
+        """Groups whose channels are staged at a time."""
         return self.t.chunk // self.part
 
     @property
