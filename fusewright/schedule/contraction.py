@@ -88,6 +88,38 @@ class Unfolded:
     dense: bool = False
 
 
+@dataclass(frozen=True)
+class Carried:
+    """Sums that are carried along d: rows of the input are read in turn, some at a time, and each is multiplied by the
+    taps along d of all positions that it belongs to.
+
+    between, step   cells from one to the next, and rows of the input from one to the next, as in a tile's `Walk`
+    depth           cells that rows which are read together belong to
+    taps            of each of these rows, for every position of those cells, the first of the oldest cell: the tap that
+                    reads the row, or -1; those that some tap does are neighbours
+    """
+
+    between: int
+    step: int
+    depth: int
+    taps: tuple[tuple[int, ...], ...]
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """Of each row the first position that it belongs to."""
+        return tuple(next(i for i, tap in enumerate(row) if tap >= 0) for row in self.taps)
+
+    @property
+    def count(self) -> tuple[int, ...]:
+        """Of each row how many positions it belongs to."""
+        return tuple(sum(tap >= 0 for tap in row) for row in self.taps)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all rows belong to the same positions."""
+        return len(set(zip(self.first, self.count, strict=True))) == 1
+
+
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
@@ -128,6 +160,8 @@ class Contraction:
     dims                    of positions, 0 the first, that each axis counts: none, one, or neighbours as one
     unfolded                taps that are channels, which a tile may ask for (`warpgroup_staging.of_tile`)
     halves                  whether float32 operands are multiplied as float16, as a tile may ask for
+    carried                 sums that are carried along d, which a tile may ask for: axes then have rows that are read
+                            together in the place of taps along d
     across                  whether windows are pooled across the threads of a block, as a tile may also ask for: axes
                             are then the convolution's alone, and cells, which a tile has whole, are windows still
     """
@@ -149,6 +183,7 @@ class Contraction:
     channels_last: bool = False
     writes_last: bool = False
     unfolded: Unfolded | None = None
+    carried: Carried | None = None
     across: bool = False
     ends: Map | None = None
     halves: bool = False

@@ -53,6 +53,8 @@ def walks(c: Contraction, cells: tuple[int, int, int]) -> Walks:
     d, h, w = c.axes
     if c.box is not None:
         return Walk(1, 1, d), Walk(1, 1, h), Walk(1, 1, w)
+    if c.carried is not None:
+        return _staged(d, c.carried.between, c.carried.step), walk(h, cells[1]), _staged(w, 1, 1)
     if c.across:
         return walk(d, cells[0], neighbours=True), walk(h, cells[1], neighbours=True), _staged(w, 1, 1)
     return walk(d, cells[0]), walk(h, cells[1]), _staged(w, 1, 1)

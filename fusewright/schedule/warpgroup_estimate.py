@@ -26,6 +26,7 @@ from fusewright.schedule.warpgroup_staging import (
     WarpgroupCut,
     chunks,
     couples,
+    inputs,
     passes,
     run,
     shared_bytes,
@@ -297,13 +298,13 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
     weights = 0
     for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
         each = multiplied_vectors(c, lay.vectors, t.in_turn(taps), taps.rows) // 2
-        every_group = times * each * count * (t.warps / TEAM)
+        every_group = times * each * inputs(c, t) * (t.warps / TEAM)
         cycles = products.cycles + (BESIDE_ITS_OWN if c.halves else 0.0)
         multiplied += every_group * products.instructions * len(phases[2].elements) * cycles
         readings += every_group * products.readings
-        weights += 0 if t.stay else times * vectors
+        weights += 0 if t.stay else times * vectors * t.slabs
     ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
-    refills = count * sum(times for times, rows in ways if rows) if count > 1 else 1
+    refills = inputs(c, t) * sum(times for times, rows in ways if rows) if inputs(c, t) > 1 else 1
     read = _read_bytes(c, lay) * refills + bytes_beside(c, t)
     written = written_bytes(c, t, _repeated(c, t)) * parted(c, t, row)
     ends = _bytes_of_ends(c, t) if ends_of_rows(c, t, row) else 0.0
@@ -312,8 +313,8 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
         streamed=(read + WRITTEN * written + ends) / (STREAMED_HALVES if c.halves else STREAMED),
         weights=16 * weights * count,
         readings=readings,
-        values=VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps,
-        steps=count * sum(times * ceil(rows / t.tap_rows) for times, rows in ways),
+        values=VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps * t.slabs,
+        steps=inputs(c, t) * sum(times * ceil(rows / t.tap_rows) for times, rows in ways),
         vectors=lay.vectors * lay.columns,
         refills=refills,
     )

@@ -163,6 +163,11 @@ class WarpgroupCut:
         return taps
 
     @property
+    def slabs(self) -> int:
+        """Slabs of a tile's input, one staged after the other, where sums are carried along d."""
+        return 1
+
+    @property
     def whole_cells(self) -> bool:
         """Whether the inputs of the last cell of a row are all staged, rather than those that its taps reach."""
         return False
@@ -199,7 +204,7 @@ def unfoldings(c: Contraction) -> list[tuple[str, Contraction]]:
     """The group as it is, and with the taps of the first dimension that has several as channels, in vectors of their
     own or side by side, which few channels fill: with the name of that, or none.  Those along w are neighbours in
     shared memory as they are, so that only the latter is of use."""
-    dim = next((i for i in range(3) if c.axes[i].taps > 1), 0)
+    dim = next((i for i in range(c.carried is not None, 3) if c.axes[i].taps > 1), 0)
     (phase, *others), axes = c.axes[dim].phases, list(c.axes)
     if others or len(phase.taps) < 2:
         return [("", c)]
@@ -452,7 +457,7 @@ def weight_vectors(c: Contraction, t: WarpgroupCut) -> list[int]:
 def stages_every_step(c: Contraction, t: WarpgroupCut) -> bool:
     """Whether every step of a tile has an input of its own, so that two teams of producers may take turns."""
     steps = [max(ceil(taps_of(c)[i].rows / t.tap_rows) for i in each) for each in passes(c, t.joined)]
-    if chunks(c, t) > 1:
+    if inputs(c, t) > 1:
         return max(steps) == 1
     rows = zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True)
     return sum(steps) == 1 and all(len(p.elements) == n for a, n in rows for p in a.phases)
@@ -460,12 +465,17 @@ def stages_every_step(c: Contraction, t: WarpgroupCut) -> bool:
 
 def takes_turns(c: Contraction, t: WarpgroupCut) -> bool:
     """Whether warpgroups multiply one after the other, each while others are at what follows: a tile is one step."""
-    return t.producers > 0 and t.warps > TEAM and chunks(c, t) == 1 and stages_every_step(c, t)
+    return t.producers > 0 and t.warps > TEAM and inputs(c, t) == 1 and stages_every_step(c, t)
 
 
 def chunks(c: Contraction, t: WarpgroupCut) -> int:
     """Of the input's channels."""
     return ceil(c.channels / t.chunk)
+
+
+def inputs(c: Contraction, t: WarpgroupCut) -> int:
+    """What a pass over a tile stages of the input one after the other: chunks of channels, of every slab."""
+    return chunks(c, t) * t.slabs
 
 
 def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:

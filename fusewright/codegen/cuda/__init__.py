@@ -75,6 +75,8 @@ from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup import shortlist as by_features
+from fusewright.schedule.warpgroup_carried import CarriedTile
+from fusewright.schedule.warpgroup_carried import shortlist as by_carried
 from fusewright.schedule.warpgroup_pools import PoolTile
 from fusewright.schedule.warpgroup_pools import shortlist as by_pools
 from fusewright.schedule.warpgroup_positions import PositionTile
@@ -125,6 +127,7 @@ MOVES_ELEMENTS = True
 OF_WARPGROUP: dict[str, Any] = {
     "warpgroup": WarpgroupTile,
     "positions": PositionTile,
+    "carried": CarriedTile,
     "pools": PoolTile,
     "windows": WindowTile,
 }
@@ -141,7 +144,7 @@ Scored = list[tuple[float, warpgroup.Tile]]
 
 # What finds tiles of warpgroups, for every way to multiply by them.
 Finders = tuple[Callable[..., list[list[tuple[float, Any]]]], ...]
-OF_EVERY_WAY: Finders = (by_features, by_positions, by_pools, by_windows)
+OF_EVERY_WAY: Finders = (by_features, by_positions, by_carried, by_pools, by_windows)
 
 
 def options(

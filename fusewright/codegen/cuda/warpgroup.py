@@ -13,6 +13,7 @@ from math import ceil
 
 from fusewright.codegen.cuda import warpgroup_halves, warpgroup_pairs, warpgroup_text
 from fusewright.codegen.cuda.contraction_record import record
+from fusewright.codegen.cuda.warpgroup_carried import CarriedWriter
 from fusewright.codegen.cuda.warpgroup_epilogue import WarpgroupEpilogue
 from fusewright.codegen.cuda.warpgroup_pools import PoolWriter
 from fusewright.codegen.cuda.warpgroup_positions import PositionWriter
@@ -23,6 +24,7 @@ from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup import WarpgroupTile, positions, rows_at_once
+from fusewright.schedule.warpgroup_carried import CarriedTile
 from fusewright.schedule.warpgroup_pools import PoolTile
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_staging import of_tile, staged
@@ -73,6 +75,8 @@ def _writer(c: Contraction, t: Tile, name: str, reference: str, blocks: int | No
     c = of_tile(c, t)
     if isinstance(t, PoolTile):
         return PoolWriter(c, t, name, reference, blocks)
+    if isinstance(t, CarriedTile):
+        return CarriedWriter(c, t, name, reference, blocks)
     if isinstance(t, PositionTile):
         return PositionWriter(c, t, name, reference, blocks)
     return _FeatureWriter(c, t, name, reference, blocks)

@@ -40,6 +40,11 @@ class Input:
         """Of a tile's channels."""
         return staging.chunks(self.c, self.t)
 
+    @property
+    def once(self) -> bool:
+        """Whether a tile's input is staged as a whole."""
+        return staging.inputs(self.c, self.t) == 1
+
     # -- functions: what a thread reads and writes at a time
 
     def functions(self) -> Lines:
@@ -198,7 +203,7 @@ class Input:
 
     def walk(self) -> Lines:
         """How the kernel finds the next tile without dividing, where it does."""
-        return fill(text.WALK) if self.chunks == 1 else []
+        return fill(text.WALK) if self.once else []
 
     def staging(self) -> Lines:
         """The same once it has that."""
@@ -222,14 +227,19 @@ class Input:
     @property
     def _staged(self) -> dict[str, Any]:
         """What is staged next."""
-        if self.chunks == 1:
+        if self.once:
             return text.WALKED
-        chunk = "staged_chunk" if self.passes == 1 else f"staged_chunk % {self.chunks}"
-        return {**text.DIVIDED, "chunk": chunk, "follow": fill(text.NEXT_CHUNK, per_tile=self.chunks * self.passes)}
+        chunk = "staged_chunk" if self.passes == 1 else f"staged_chunk % {self.chunks}" if self.chunks > 1 else "0"
+        found = {**text.DIVIDED, "chunk": chunk, "follow": fill(text.NEXT_CHUNK, per_tile=self.chunks * self.passes)}
+        if self.c.carried is None:
+            return found
+        slab = f"staged_chunk / {self.chunks}" if self.chunks > 1 else "staged_chunk"
+        by = f" * {self.c.carried.between}" if self.c.carried.between > 1 else ""
+        return {**found, "cell": f"Cell{{staged.d + {slab}{by}, staged.h, staged.w}}"}
 
     def each_tile(self) -> dict[str, object]:
         """How the kernel goes through the tiles of a block."""
-        loop, tile, another = text.TILES_WALKED if self.chunks == 1 else text.TILES_DIVIDED
+        loop, tile, another = text.TILES_WALKED if self.once else text.TILES_DIVIDED
         follows = [f"const bool another = {another};    // tile follows"]
         return {"loop": loop, "tile": tile, "another": [] if self.t.stay or self.t.producers else follows}
 

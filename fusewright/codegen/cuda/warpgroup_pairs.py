@@ -30,7 +30,7 @@ template <int ELEMENTS, int FIRST_W>
 __device__ __forceinline__ void add_products(Accumulators& acc, unsigned long long x_row, unsigned long long w,
                                              int tap) {
 #pragma unroll
-    for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+    for (int rd = 0; rd < $planes; ++rd)
 #pragma unroll
         for (int e = 0; e < ELEMENTS; ++e)
             $products

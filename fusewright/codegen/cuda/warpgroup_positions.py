@@ -87,7 +87,7 @@ class PositionWriter(Writer):
             return Place(self.pairs([], "feature"), warpgroup_text.PACK_PHASE, warpgroup_pairs.PUT)
         if self.t.spread:
             return Place(fill(texts.SPREAD_PLACE), texts.PACK_SPREAD, texts.PUT_SPREAD)
-        return Place(fill(texts.PLACE), warpgroup_text.PACK_PHASE, warpgroup_text.PUT)
+        return Place(fill(texts.PLACE, weights_m=self.weights_m), warpgroup_text.PACK_PHASE, warpgroup_text.PUT)
 
     def held(self, **names: object) -> Lines:
         return fill(texts.MULTIPLY_HELD, ahead=self.ahead(), **names)

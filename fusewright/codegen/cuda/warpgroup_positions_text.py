@@ -169,7 +169,7 @@ PLACE = """
 // Where a weight lies among those of a phase: [row of taps][tap][vector of channels][feature][channel].
 template <int TAPS_W>
 __device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
-    return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + feature) * VECTOR + channel % VECTOR;
+    return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * $weights_m + feature) * VECTOR + channel % VECTOR;
 }
 """
 

@@ -61,7 +61,7 @@ def consumed(w: WarpgroupWeights, phases: list[int], steps: int, multiply: Lines
             "barrier_arrive(TURN + (warp / 4 + 1) % WARPGROUPS, NEIGHBOURS);",
         ]
     after: Lines = []
-    if w.chunks > 1:
+    if w.inputs > 1:
         slices = w.slices(phases[0])
         whole = [f"(step + 1) % {slices} == 0"] if slices > 1 else []
         after.append(f"{where(whole)}x_now = 1 - x_now;")
@@ -96,7 +96,7 @@ def _produced(steps: Steps) -> Lines:
     lines: Lines = []
     for phases in w.passes:
         slices = w.slices(phases[0])
-        if w.chunks == 1:
+        if w.inputs == 1:
             guard = where(["step == 0", *(f"from_{a} == 0" for a, _, _ in steps.pieces(phases[0]))])
         else:
             guard = where([f"step % {slices} == 0"] if slices > 1 else [])
@@ -107,7 +107,7 @@ def _produced(steps: Steps) -> Lines:
         if t.producers > TEAM:  # a step is an input
             stage.append("write_input(x_tile + steps % 2 * X_TILE);")
             read = ["skip();", "read_input();"]
-        elif w.chunks > 1 or phases == w.passes[0]:
+        elif w.inputs > 1 or phases == w.passes[0]:
             stage.append(f"{guard}write_input(x_tile + inputs++ % 2 * X_TILE);")
             read = [f"{guard}read_input();"]
         lines += [*steps.loops(phases[0]), *fill(_PRODUCED, steps=w.chunks * slices, stage=stage, read=read)]

@@ -33,8 +33,9 @@ class Steps:
 
     @property
     def passes(self) -> int:
-        """How often a tile's chunks are gone through: once per pass with taps and piece of it."""
-        return sum(prod(len(p.elements) // n for _, p, n in self.pieces(each[0])) for each in self.weights.passes)
+        """How often a tile's chunks are gone through: once per slab, pass with taps and piece of it."""
+        every = (prod(len(p.elements) // n for _, p, n in self.pieces(each[0])) for each in self.weights.passes)
+        return self.t.slabs * sum(every)
 
     def first(self) -> Lines:
         """Stage what the first step of the first tile needs."""
@@ -62,8 +63,9 @@ class Steps:
         if self.t.producers:
             multiply = [self._multiply(i, accumulators[i], rows) for i in phases]
             return warpgroup_producers.consumed(w, phases, steps, multiply)
-        more = " || ".join(f"from_{a} + {n} < {len(p.elements)}" for a, p, n in rows)
-        before, after = (self._next_tile if w.chunks == 1 else self._next_chunk)(phases, more, steps)
+        slabs = [f"slab + 1 < {self.t.slabs}"] if self.t.slabs > 1 else []
+        more = " || ".join([*slabs, *(f"from_{a} + {n} < {len(p.elements)}" for a, p, n in rows)])
+        before, after = (self._next_tile if w.inputs == 1 else self._next_chunk)(phases, more, steps)
         multiply = [self._multiply(i, accumulators[i], rows) for i in phases]
         # Unrolled, the first step would set accumulators between products, for which the assembler makes them wait.
         unrolled = ["#pragma unroll 1"] if len(phases) > 1 and steps > 1 else []
@@ -100,7 +102,8 @@ class Steps:
     def loops(self, index: int) -> Lines:
         """The loops over them."""
         each = self.pieces(index)
-        return [f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in each]
+        slabs = ["#pragma unroll 1", f"for (int slab = 0; slab < {self.t.slabs}; ++slab)"] if self.t.slabs > 1 else []
+        return [*slabs, *(f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in each)]
 
     # -- what comes next: what begins before the tensor cores are busy, and what comes after
 

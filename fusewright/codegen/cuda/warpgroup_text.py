@@ -81,7 +81,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
 #pragma unroll
             for (int tap = 0; tap < TAPS_W; ++tap)
 #pragma unroll
-                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+                for (int rd = 0; rd < $planes; ++rd)
 #pragma unroll
                     for (int e = 0; e < ELEMENTS; ++e)
                         $products

@@ -78,6 +78,11 @@ class WarpgroupWeights:
         return staging.chunks(self.c, self.t)
 
     @property
+    def inputs(self) -> int:
+        """What a pass over a tile stages of the input one after the other."""
+        return staging.inputs(self.c, self.t)
+
+    @property
     def blocks(self) -> int:
         """Blocks with weights of their own."""
         return self.c.op.groups * ceil(self.c.features / self.t.block_m)

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import ClassVar
 
 import torch
 
@@ -73,6 +74,9 @@ class Writer:
 
     instead_of: Expression = ""
 
+    # The type of a thread's values, once they have been multiplied.
+    values: ClassVar[str] = "Accumulators"
+
     @cached_property
     def guard(self) -> Guard:
         """What it says or asks about halves."""
@@ -118,6 +122,11 @@ class Writer:
     def rows_together(self) -> int:
         """Rows of taps that are multiplied together, with one operand in registers."""
         return 1
+
+    @property
+    def planes(self) -> str:
+        """Text: planes of a warpgroup's cells that are multiplied on their own."""
+        return "OWN_D * ROWS_D"
 
     def ahead(self) -> Lines:
         """What comes ahead of all products of a step."""
@@ -207,7 +216,7 @@ class Writer:
         """The text but for what joins the results of a sample's blocks."""
         return [
             self._constants(),
-            self._multiply(),
+            self.multiply(),
             fill(warpgroup_text.CHANNELS, word="words[2]" if self.c.halves else "word"),
             self.guard.functions,
             self.input.functions(),
@@ -257,7 +266,8 @@ class Writer:
             between=between,
         )
 
-    def _multiply(self) -> Lines:
+    def multiply(self) -> Lines:
+        """The functions that multiply a step's operands."""
         each = self.t.products(self.c).instructions * max(len(p[2].elements) for p in self.weights.phases)
         taps = Taps(max(p.rows for p in self.weights.taps), max(p.per_row for p in self.weights.taps))
         every = multiplied_vectors(self.c, self.lay.vectors, taps, taps.rows) // 2 * each
@@ -274,6 +284,7 @@ class Writer:
             "unroll_rows": unroll_rows,
             "unroll": max(1, min(self.lay.vectors // 2, UNROLLED // (each * taps.per_row))),
             "weights_m": self.weights_m,
+            "planes": self.planes,
         }
         return fill(
             warpgroup_pairs.MULTIPLY if self.paired else warpgroup_text.MULTIPLY,
@@ -284,15 +295,19 @@ class Writer:
             products=self.products(f"wgmma_{flavour}_{columns}"),
         )
 
-    def _kernel_text(self) -> Lines:
+    def body(self) -> Lines:
+        """What those who multiply do for a tile."""
         body = self.epilogue.open_tile()
         for phases in passes(self.c, self.t.joined):
             body += self._pass(phases)
-        if self.weights.chunks == 1:
+        if self.weights.inputs == 1:
             body += ["x_now = 1 - x_now;"]
         body += self.epilogue.after_cell()
         if self.t.producers and self.epilogue.exchanges:
             body += ["__syncthreads();    // until what warps exchanged has been read"]
+        return body
+
+    def _kernel_text(self) -> Lines:
         parts = self.operands()
         return fill(
             warpgroup_text.KERNEL,
@@ -324,7 +339,7 @@ class Writer:
             and_before="; steps before it" if self.t.lands else "",
             first=self.steps.first(),
             **self.input.each_tile(),
-            body=among(self.t, body),
+            body=among(self.t, self.body()),
             close=[
                 *self.guard.end,
                 *warpgroup_producers.last_turn(self.c, self.t),
@@ -372,9 +387,9 @@ class Writer:
             slots = self.slots(len(phases[2].elements))
             if self.epilogue.couples:
                 named = zip(beside(self.epilogue.phases_w), each[i:], strict=False)
-                values = [f"Accumulators {', '.join(f'&{own} = {of}' for own, (of, _) in named)};    // along w"]
+                values = [f"{self.values} {', '.join(f'&{own} = {of}' for own, (of, _) in named)};    // along w"]
                 values += self.epilogue.coupled(phases, slots)
             else:
-                values = [f"Accumulators& acc = {name};", *self.epilogue.values(phases, slots)]
+                values = [f"{self.values}& acc = {name};", *self.epilogue.values(phases, slots)]
             lines += ["{", *indent(values), "}"]
         return lines

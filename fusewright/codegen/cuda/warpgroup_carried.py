@@ -1,0 +1,233 @@
+"""CUDA C++ of contraction groups for Hopper whose sums are carried along d (`schedule.warpgroup_carried`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from fusewright.codegen.cuda import warpgroup_pairs
+from fusewright.codegen.cuda import warpgroup_positions_text as positions
+from fusewright.codegen.cuda.warpgroup_positions import PositionWriter
+from fusewright.codegen.cuda.warpgroup_producers import among
+from fusewright.codegen.cuda.warpgroup_weights import Place
+from fusewright.codegen.cuda.warpgroup_writer import FLAVOURS, UNROLLED
+from fusewright.codegen.text import Lines, block, fill
+from fusewright.schedule.contraction import Carried
+from fusewright.schedule.warpgroup_carried import CarriedTile
+from fusewright.schedule.warpgroup_staging import passes
+
+
+@dataclass(frozen=True)
+class CarriedWriter(PositionWriter):
+    """The products of a tile are those of one slab of its input after the other."""
+
+    values: ClassVar[str] = "Sums"
+
+    t: CarriedTile
+
+    def blocks_per_sample(self, samples: int, cells: tuple[int, int, int]) -> int | None:
+        return None
+
+    @property
+    def carried(self) -> Carried:
+        assert self.c.carried is not None, self.c
+        return self.c.carried
+
+    @property
+    def weights_m(self) -> str:
+        return "CARRIED"
+
+    @property
+    def planes(self) -> str:
+        return "1"
+
+    def cells(self) -> Lines:
+        """Constants: the cells of a block, and what is under way."""
+        own, most = self.carried, max(self.carried.count)
+        taps = [
+            [row[first + i] if i < count else -1 for i in range(most)]
+            for row, first, count in zip(own.taps, own.first, own.count, strict=True)
+        ]
+        return fill(
+            _CELLS,
+            run=self.t.run,
+            depth=own.depth,
+            slots=len(own.taps[0]),
+            most=most,
+            planes=len(own.taps),
+            of_plane=prod(a.taps for a in self.c.axes[1:]),
+            taps=", ".join(f"{{{', '.join(map(str, row))}}}" for row in taps),
+        )
+
+    def accumulators(self) -> Lines:
+        return fill(_ACCUMULATORS)
+
+    def multiply(self) -> Lines:
+        """Where planes belong to different positions, each has instructions of its own."""
+        own, vectors = self.carried, self.lay.vectors
+        if own.alike:
+            return super().multiply()
+        assert not self.paired, self.t
+        each = self.t.products(self.c).instructions * max(len(p[2].elements) for p in self.weights.phases)
+        per_row = max(p.per_row for p in self.weights.taps)
+        unroll = max(1, min(vectors // 2, UNROLLED // (each * per_row)))
+        planes: Lines = []
+        for plane, (first, count) in enumerate(zip(own.first, own.count, strict=True)):
+            instruction = f"wgmma_{FLAVOURS[self.c.multiplied]}_{self.t.block_m * count}"
+            planes += fill(_PLANE, plane=plane, unroll=unroll, products=self._products(instruction, first, count))
+        return fill(_MULTIPLY, accumulators=among(self.t, self.accumulators()), ahead=self.ahead(), planes=planes)
+
+    def products(self, instruction: str) -> Lines:
+        return self._products(instruction, self.carried.first[0], self.carried.count[0])
+
+    def _products(self, instruction: str, first: int, count: int) -> Lines:
+        """Those of a plane, which belongs to `count` positions from the `first` on."""
+        whole = count == len(self.carried.taps[0])
+        of_w, of_x = ("", "") if self.paired else (" + (tap * VECTORS + k) * CARRIED", "k * PLANE + ")
+        sums = "acc[0][e][rh][tile]"
+        sums = sums if whole else f"slots<{first}, {count}>({sums})"
+        return fill(_PRODUCTS, instruction=instruction, of_w=of_w, of_x=of_x, sums=sums)
+
+    def place_of_weights(self) -> Place:
+        if self.paired:
+            return Place(self.pairs([], "column"), _PACK, warpgroup_pairs.PUT.replace("feature", "column"))
+        put = "to[weight_at<TAPS_W>(tap / TAPS_W, tap % TAPS_W, own, column)] = {value};"
+        return Place(fill(positions.PLACE, weights_m=self.weights_m), _PACK, put)
+
+    def body(self) -> Lines:
+        (indices,) = passes(self.c, self.t.joined)
+        phases = [self.weights.phases[i] for i in indices]
+        names = {index: f"products[{i}]" for i, index in enumerate(indices)}
+        step = f" * {self.carried.between}" if self.carried.between > 1 else ""
+        complete = [f"complete({name}, of_phase[{i}]);" for i, name in enumerate(names.values())]
+        each = [(f"of_phase[{i}]", phase) for i, phase in enumerate(phases)]
+        follows = [
+            f"const int complete_d = cell_d + (slab - (DEPTH - 1)){step};",
+            *block("", [
+                "const int cell_d = complete_d;",
+                *self.epilogue.open_tile(),
+                f"Sums of_phase[{len(phases)}];",
+                *complete,
+                *self.handed_on(each),
+                *self.epilogue.after_cell(),
+            ]),
+        ]  # fmt: skip
+        slab = [
+            *self.steps.of_pass(names, []),
+            *block("if (slab >= DEPTH - 1)", follows),
+            *(f"make_room({name});" for name in names.values()),
+        ]
+        *unrolled, loop = self.steps.loops(indices[0])
+        return [f"Accumulators products[{len(names)}] = {{}};", *unrolled, *block(loop, slab)]
+
+
+_CELLS = """
+constexpr int CELLS_D = $run, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W;
+// A block goes along d.  DEPTH cells are under way at a time, SLOTS positions, the oldest cell's first.  A plane of
+// the input is multiplied by the taps of the positions that it belongs to: columns are [position][feature].
+constexpr int DEPTH = $depth, SLOTS = $slots, BELONGS = $most, CARRIED = BELONGS * BLOCK_M;
+constexpr int TAPS_OF_PLANE = $of_plane;    // of a channel's kernel
+__device__ constexpr int TAP_OF[$planes][BELONGS] = {$taps};
+"""
+
+_ACCUMULATORS = """
+// A thread has two cells of every 64, and two features of every eight, of all positions under way.
+using Accumulators = float[1][PER_CELL][TILES_H * ROWS_H][TILES_W][SLOTS * M_TILES][4];
+// The same of one cell along d.
+using Sums = float[ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][M_TILES][4];
+
+// The sums of `COUNT` positions from the first on.
+template <int FIRST, int COUNT>
+__device__ __forceinline__ auto slots(float (&sums)[SLOTS * M_TILES][4]) -> float (&)[COUNT * M_TILES][4] {
+    return reinterpret_cast<float (&)[COUNT * M_TILES][4]>(sums[FIRST * M_TILES]);
+}
+
+// The sums of the oldest cell.
+__device__ __forceinline__ void complete(const Accumulators& products, Sums& sums) {
+#pragma unroll
+    for (int rd = 0; rd < ROWS_D; ++rd)
+#pragma unroll
+        for (int i = 0; i < PER_CELL * TILES_H * ROWS_H * TILES_W; ++i) {
+            const int e = i / (TILES_H * ROWS_H * TILES_W), rh = i / TILES_W % (TILES_H * ROWS_H), tile = i % TILES_W;
+#pragma unroll
+            for (int m = 0; m < 4 * M_TILES; ++m)
+                sums[rd][e][rh][tile][m / 4][m % 4] = products[0][e][rh][tile][rd * M_TILES + m / 4][m % 4];
+        }
+}
+
+// Put every cell in the place of the one before, and nothing in that of the last.
+__device__ __forceinline__ void make_room(Accumulators& products) {
+#pragma unroll
+    for (int i = 0; i < PER_CELL * TILES_H * ROWS_H * TILES_W; ++i) {
+        const int e = i / (TILES_H * ROWS_H * TILES_W), rh = i / TILES_W % (TILES_H * ROWS_H), tile = i % TILES_W;
+#pragma unroll
+        for (int m = 0; m < 4 * M_TILES * SLOTS; ++m) {
+            const int next = m / 4 + ROWS_D * M_TILES;
+            products[0][e][rh][tile][m / 4][m % 4] =
+                next < M_TILES * SLOTS ? products[0][e][rh][tile][next % (M_TILES * SLOTS)][m % 4] : 0.0f;
+        }
+    }
+}
+"""
+
+# The instructions of one tap, two vectors of channels and element of the cells along w.
+_PRODUCTS = """
+#pragma unroll
+for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
+#pragma unroll
+    for (int tile = 0; tile < TILES_W; ++tile)
+        $instruction($sums,
+                       x_row + (${of_x}rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H + tile * BROAD +
+                                column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
+                       w$of_w);
+"""
+
+_MULTIPLY = """
+$accumulators
+
+// Start adding the products of a staged chunk with `rows` rows of taps from `first` on, plane by plane.  The columns
+// that one tap reads lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
+template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
+__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
+                                         int rows) {
+    $ahead
+    warpgroup_arrive();
+    $planes
+    warpgroup_commit();
+}
+"""
+
+_PLANE = """
+#pragma unroll 1
+for (int row = max(first, $plane * TAPS_H); row < min(first + rows, ($plane + 1) * TAPS_H); ++row) {
+    const unsigned long long x_row = x + ($plane * TAP_D + row % TAPS_H * TAP_H);
+#pragma unroll $unroll
+    for (int k = 0; k < VECTORS; k += 2)
+#pragma unroll
+        for (int tap = 0; tap < TAPS_W; ++tap)
+#pragma unroll
+            for (int e = 0; e < ELEMENTS; ++e)
+                $products
+    w += TAPS_W * VECTORS * CARRIED;
+}
+"""
+
+_PACK = """
+// Lay out the weights of one phase, block and chunk for the tensor cores, of every plane of the input those of the
+// positions that it belongs to; zeros where there are none.
+template <int PLANES, int TAPS_H, int TAPS_W>
+__device__ __forceinline__ void pack_phase(const Element* w, $operand* to, int group, int first_feature, int chunk,
+                                           int first$most) {
+    constexpr int TAPS_D = PLANES, ALL = PLANES * TAPS_H * TAPS_W;
+    for (int i = $start; i < CARRIED * CHUNK * ALL; i += $step) {
+        const int tap = i % ALL, own = i / ALL % CHUNK, column = i / (ALL * CHUNK)$channel;
+        const int feature = column % BLOCK_M, of_d = TAP_OF[tap / (TAPS_H * TAPS_W)][column / BLOCK_M];
+        const int of_w = of_d * TAPS_OF_PLANE + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W$at;
+        const bool there = of_d >= 0 && first_feature + feature < O && $some;
+        const Element value = there ? w[($row) * TAPS + first + of_w] : Element{};
+        $halved
+        $put
+    }
+}
+"""

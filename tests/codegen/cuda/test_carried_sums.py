@@ -1,0 +1,153 @@
+"""Warpgroups that go along d, and multiply 64 positions of a plane by all taps along d that read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from contraction_cases import Case, Found, find
+from emulation.emulate import ORDERS
+from warpgroup_cases import (
+    BF16,
+    F16,
+    assert_not_finite_as_eager,
+    assert_orders_agree,
+    best,
+    drawn,
+    kernel,
+)
+from warpgroup_cases import assert_right as assert_as_eager
+
+from fusewright.codegen.cuda import contraction_record
+from fusewright.codegen.cuda import warpgroup as cuda
+from fusewright.runtime import nvrtc
+from fusewright.schedule import warpgroup_carried
+from fusewright.schedule.warpgroup_carried import CarriedTile, carried
+
+
+def tiles(f: Found) -> list[CarriedTile]:
+    return [t for _, t in warpgroup_carried.candidates(f.group, f.cells, tf32=True)]
+
+
+def found(case: Case, wanted: dict[str, Any]) -> tuple[Found, CarriedTile]:
+    """The group of a case, and the best tile that is as wanted."""
+    return best(tiles, case, wanted)
+
+
+def assert_right(f: Found, t: CarriedTile, order: str = "forward", **how: Any) -> None:
+    """As the model in float64, with sums that are carried."""
+    source = kernel(f, t).source
+    assert "make_room(products[0]);" in source and f"slab < {t.slabs}; ++slab" in source
+    assert_as_eager(f, t, order, **how)
+
+
+ONES, TWOS, THREES = (1, 1, 1), (2, 2, 2), (3, 3, 3)
+
+
+def volume(*given: Any, **more: Any) -> Case:
+    """A case in three dimensions."""
+    names = "sizes", "channels", "features", "kernel", "stride", "padding", "dilation"
+    how = {"kernel": THREES, "stride": ONES, "padding": (0, 0, 0), "dilation": ONES, "output_padding": (0, 0, 0)}
+    return Case(**{**how, **dict(zip(names, given, strict=False)), **more})
+
+
+CASES: dict[str, tuple[Case, dict[str, Any]]] = {
+    "two dimensions": (Case((14, 70), 9, 3, (3, 5)), {"wide": True, "groups_w": 1}),
+    "two dimensions, padding": (Case((14, 30), 16, 9, padding=(1, 1), before=("relu",)), {"wide": True}),
+    "three dimensions": (volume((8, 9, 10), 16, 5, THREES, ONES, ONES), {"wide": False}),
+    "parts of the way": (volume((30, 9, 10), 8, 5, THREES, ONES, ONES), {"run": 6}),
+    "chunks of channels": (volume((7, 9, 10), 40, 5, THREES, ONES, ONES), {"chunk": 16}),
+    "chunks, packed weights": (
+        volume((7, 9, 10), 40, 5, THREES, ONES, ONES),
+        {"chunk": 16, "stay": False, "tap_rows": 3},
+    ),
+    "rows of taps in parts": (
+        volume((7, 9, 10), 20, 5, (2, 3, 2), ONES, ONES),
+        {"chunk": 8, "stay": False, "tap_rows": 1},
+    ),
+    "producers": (volume((9, 9, 10), 16, 5, THREES, ONES, ONES), {"producers": 4}),
+    "producers in turns": (volume((9, 9, 10), 32, 5, THREES, ONES, ONES), {"producers": 8, "chunk": 16}),
+    "producers, packed weights": (
+        volume((9, 9, 10), 32, 5, THREES, ONES, ONES),
+        {"producers": 4, "chunk": 16, "stay": False, "tap_rows": 3},
+    ),
+    "strides": (volume((13, 9, 10), 16, 5, (4, 3, 3), TWOS, ONES), {}),
+    "strides, planes of their own": (volume((13, 9, 10), 16, 5, (5, 3, 2), (2, 1, 1), ONES), {"chunk": 16}),
+    "larger strides than taps are left": (volume((13, 9, 10), 16, 5, (4, 2, 2), (3, 1, 1), ONES), {"chunk": 16}),
+    "planes of their own, packed": (
+        volume((13, 9, 10), 32, 5, (5, 3, 2), (2, 1, 1), ONES),
+        {"chunk": 16, "stay": False, "tap_rows": 3},
+    ),
+    "dilation": (volume((13, 9, 10), 16, 5, THREES, ONES, TWOS, TWOS), {}),
+    "dilation and strides": (volume((20, 9, 10), 16, 5, THREES, (2, 1, 1), (2, 1, 1), (3, 1, 1)), {}),
+    "dilation and as large strides": (volume((13, 9, 10), 16, 5, THREES, (2, 1, 1), (2, 1, 1), (2, 1, 1)), {}),
+    "taps along h as channels": (volume((9, 9, 10), 3, 5, THREES, ONES, ONES), {"unfolded": "h"}),
+    "taps along h side by side": (volume((9, 9, 10), 5, 5, THREES, ONES, ONES), {"unfolded": "H"}),
+    "an odd number of vectors": (volume((9, 9, 10), 12, 5, (3, 3, 2), ONES, ONES), {"chunk": 12}),
+    "an odd number of rows and vectors": (volume((9, 9, 10), 12, 5, THREES, ONES, ONES), {"chunk": 12}),
+    "several of everything": (
+        volume((9, 40, 50), 8, 3, THREES, ONES, ONES),
+        {"groups_h": 1, "groups_w": 2, "tiles_h": 3, "tiles_w": 2},
+    ),
+    "several along w": (volume((9, 20, 70), 8, 3, THREES, ONES, ONES), {"wide": False, "tiles_w": 2, "groups_w": 2}),
+    "many features": (volume((9, 9, 10), 16, 40, THREES, ONES, ONES, before=("both",), after=("times channel",)), {}),
+    "groups": (volume((9, 9, 10), 5, 6, THREES, ONES, ONES, groups=3, fold="sum", fold_dims="p"), {}),
+    "over channels": (volume((9, 9, 10), 16, 11, THREES, ONES, ONES, fold="logsumexp", fold_dims="c"), {}),
+    "over both": (volume((9, 9, 10), 8, 7, (2, 3, 3), before=("add channel",), fold="max", fold_dims="cp"), {}),
+    "over positions": (volume((9, 9, 10), 8, 7, (2, 3, 3), before=("tanh",), fold="mean", fold_dims="p"), {}),
+    "softmax": (volume((9, 9, 10), 8, 13, THREES, softmax="softmax", after=("gate",)), {}),
+    "windows": (
+        volume((10, 9, 10), 16, 5, THREES, ONES, ONES, pool="max", window=(2, 2, 2), step=TWOS, before=("relu",)),
+        {},
+    ),
+    "windows that overlap": (
+        volume((10, 9, 10), 16, 5, THREES, ONES, ONES, pool="avg", window=(3, 2, 2), step=TWOS, pool_padding=(1, 0, 0)),
+        {"chunk": 16},
+    ),
+    "windows with gaps": (
+        volume((14, 9, 10), 16, 5, THREES, ONES, ONES, pool="max", window=(2, 2, 2), step=(3, 2, 2)),
+        {"chunk": 16},
+    ),
+    "windows over channels": (
+        Case((14, 30), 16, 5, pool="max", window=(2, 3), step=(2, 3), fold="sum", fold_dims="c", after=("gate",)),
+        {},
+    ),
+    "transposed": (volume((6, 5, 8), 16, 3, THREES, ONES, ONES, transposed=True, before=("relu",)), {}),
+    "transposed, phases": (volume((6, 5, 8), 16, 3, (5, 3, 3), TWOS, ONES, transposed=True), {}),
+    "transposed, phases along d alone": (volume((6, 5, 8), 16, 3, (6, 3, 3), (3, 1, 1), ONES, transposed=True), {}),
+    "transposed, two dimensions": (
+        Case((8, 20), 9, 3, (5, 4), (2, 2), (1, 1), transposed=True, fold="logsumexp", fold_dims="c"),
+        {},
+    ),
+    "transposed, phases without taps along w": (
+        volume((6, 5, 8), 16, 3, (3, 3, 3), (1, 1, 2), (0, 0, 1), (1, 1, 2), transposed=True, before=("add channel",)),
+        {},
+    ),
+    "transposed, dilation": (volume((7, 5, 8), 16, 3, THREES, ONES, ONES, TWOS, transposed=True), {}),
+    "transposed, windows": (
+        volume((6, 5, 8), 16, 3, (5, 3, 3), TWOS, ONES, transposed=True, pool="avg", window=TWOS, step=TWOS),
+        {},
+    ),
+    "channels last": (Case((14, 30), 16, 6, padding=(1, 2), before=("relu",), channels_last=True), {}),
+    "bfloat16": (volume((9, 9, 10), 16, 9, THREES, ONES, ONES, dtype=BF16, before=("hardswish",)), {}),
+    "float16, words": (Case((14, 40), 20, 3, (3, 5), dtype=F16), {}),
+    "rows by way of shared memory": (volume((9, 12, 40), 8, 3, THREES, ONES, ONES), {"by_rows": True}),
+}
+EACH = [pytest.param(case, wanted, id=name) for name, (case, wanted) in CASES.items()]
+
+
+@pytest.mark.parametrize(("case", "wanted"), EACH)
+@pytest.mark.sampled
+def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
+    """In all orders of threads, with the same bits."""
+    f, t = found(case, wanted)
+    assert_right(f, t)
+    assert_orders_agree(f, t)
+
+
+@pytest.mark.parametrize(("case", "wanted"), EACH)
+@pytest.mark.sampled
+def test_what_is_not_finite(case: Case, wanted: dict[str, Any]) -> None:
+    """No plane meets weights of positions that it does not belong to."""
+    assert_not_finite_as_eager(*found(case, wanted))
