@@ -107,7 +107,7 @@ class Carried:
     @property
     def first(self) -> tuple[int, ...]:
         """Of each row the first position that it belongs to."""
-        return tuple(next(i for i, tap in enumerate(row) if tap >= 0) for row in self.taps)
+        return tuple(next((i for i, tap in enumerate(row) if tap >= 0), 0) for row in self.taps)
 
     @property
     def count(self) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, inf, prod
+from math import ceil, inf
 
 from fusewright.schedule.axes import Axis, Phase
 from fusewright.schedule.changed import changed
@@ -52,8 +52,8 @@ from fusewright.schedule.warpgroup_staging import (
     vector,
 )
 
-# Blocks that there should be: a way along d is cut into parts, each of which begins anew, where there are fewer.
-ENOUGH = 2 * MULTIPROCESSORS
+# Into so many parts a block's way along d may be cut, each of which begins anew.
+PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def carried(c: Contraction) -> Contraction | None:
     if d.together > 1 or not all(p.taps for p in d.phases) or d.advance * along.between % along.step:
         return None
     own = Carried(along.between, along.step, *_taps(along.staged, rows))
-    neighbours = all(own.first[i] + own.count[i] - 1 == _last(row) for i, row in enumerate(own.taps))
+    neighbours = all(own.first[i] + own.count[i] == _end(row) for i, row in enumerate(own.taps))
     if own.depth == 1 or not neighbours:
         return None
     phase = Phase(tuple(range(d.cell)), tuple(range(rows)), low, 0, along.step)
@@ -145,8 +145,8 @@ def _taps(axis: Axis, rows: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
     return depth, tuple(tuple(found.get((row, *slot), -1) for slot in slots) for row in range(rows))
 
 
-def _last(row: tuple[int, ...]) -> int:
-    return max((i for i, tap in enumerate(row) if tap >= 0), default=-1)
+def _end(row: tuple[int, ...]) -> int:
+    return max((i + 1 for i, tap in enumerate(row) if tap >= 0), default=0)
 
 
 def candidates(
@@ -180,13 +180,20 @@ def _all(c: Contraction, lengths: Lengths) -> Iterator[CarriedTile]:
                 yield from slices(c, t)
 
 
-def _run(c: Contraction, t: CarriedTile, lengths: Lengths) -> int:
-    """Cells that a block goes along: all there are, or parts of them that are longer than what is under way."""
-    assert c.carried is not None
-    every, samples = ceil(lengths[0] / c.carried.between), c.x.shape[0]
-    blocks = c.op.groups * c.carried.between * prod(ceil(n / k) for n, k in zip(lengths[1:], t.region[1:], strict=True))
-    parts = ceil(ENOUGH / (blocks * (samples if isinstance(samples, int) else 1)))
-    return max(ceil(every / parts), min(every, 2 * t.depth))
+def in_parts(c: Contraction, t: CarriedTile, lengths: Lengths, samples: int) -> CarriedTile:
+    """The tile that goes along as many cells as leave the busiest multiprocessor the fewest slabs, of so many samples:
+    all there are, or equal parts of them."""
+    found = t.of(c)
+    assert found.carried is not None
+    d, h, w = _along(c, lengths)
+    every, (_, own_h, own_w) = ceil(d / found.carried.between), t.region
+    blocks = samples * c.op.groups * found.carried.between * ceil(h / own_h) * ceil(w / own_w)
+    blocks *= ceil(c.features / t.block_m)
+
+    def slabs(run: int) -> int:
+        return ceil(blocks * ceil(every / run) / MULTIPROCESSORS) * (run + t.depth - 1)
+
+    return changed(t, run=min((ceil(every / n) for n in range(1, 1 + min(PARTS, every))), key=slabs))
 
 
 def _shapes(c: Contraction, lengths: Lengths) -> Iterator[CarriedTile]:
@@ -208,10 +215,10 @@ def _shapes(c: Contraction, lengths: Lengths) -> Iterator[CarriedTile]:
         for groups_h, groups_w in product(GROUPS, GROUPS):
             t = CarriedTile(
                 rows_d, rows_h, vector(c), 1, True, joined, eights_m, groups_h, groups_w, wide, 1, tiles_h, tiles_w,
-                depth=c.carried.depth, columns=columns,
+                run=ceil(lengths[0] / c.carried.between), depth=c.carried.depth, columns=columns,
             )  # fmt: skip
             if groups_h * groups_w in GROUPS and under_way(c, t) <= ACCUMULATORS:
-                yield changed(t, run=_run(c, t, lengths))
+                yield t
 
 
 def _alike(t: CarriedTile) -> object:

@@ -204,7 +204,8 @@ def unfoldings(c: Contraction) -> list[tuple[str, Contraction]]:
     """The group as it is, and with the taps of the first dimension that has several as channels, in vectors of their
     own or side by side, which few channels fill: with the name of that, or none.  Those along w are neighbours in
     shared memory as they are, so that only the latter is of use."""
-    dim = next((i for i in range(c.carried is not None, 3) if c.axes[i].taps > 1), 0)
+    first = 0 if c.carried is None else 1  # along d there are planes in the place of taps
+    dim = next((i for i in range(first, 3) if c.axes[i].taps > 1), first)
     (phase, *others), axes = c.axes[dim].phases, list(c.axes)
     if others or len(phase.taps) < 2:
         return [("", c)]

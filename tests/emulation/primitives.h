@@ -321,6 +321,10 @@ template <class T> inline T read_only(const T* x) { return *x; }
 inline unsigned forgotten(unsigned x) { return x; }
 template <class T> inline T* forgotten(T* x) { return x; }
 #endif
+#ifdef USES_take_over
+inline void take_over(float& to, float from) { to = from; }
+#endif
+
 #ifdef USES_at_hand
 inline void at_hand(float&) {}
 inline void at_hand(unsigned&) {}

@@ -75,7 +75,7 @@ from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup import shortlist as by_features
-from fusewright.schedule.warpgroup_carried import CarriedTile
+from fusewright.schedule.warpgroup_carried import CarriedTile, in_parts
 from fusewright.schedule.warpgroup_carried import shortlist as by_carried
 from fusewright.schedule.warpgroup_pools import PoolTile
 from fusewright.schedule.warpgroup_pools import shortlist as by_pools
@@ -368,13 +368,13 @@ def _of_warpgroups(
     c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, finders: Finders
 ) -> tuple[float, list[Option]]:
     """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best."""
-    best, produced = _tiles_of_warpgroups(c, lengths, tf32, finders)
+    best, produced = _tiles_of_warpgroups(c, lengths, samples, tf32, finders)
     parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]
     joined = [_of_warpgroup(c, t, n) for t, n in parts if n is not None]
     least = min((score for score, _ in best or produced), default=0.0)
     scored: list[tuple[float, warpgroup.Tile, warpgroup.Tile]] = []
     if takes_halves(c, tf32=tf32) and _taken(c, lengths, samples, least) >= WORTH_WATCHING:
-        halves, filled = _tiles_of_warpgroups(in_halves(c), lengths, tf32, finders)
+        halves, filled = _tiles_of_warpgroups(in_halves(c), lengths, samples, tf32, finders)
         others = [t for _, t in sorted(best + produced, key=_score)]
         some = ((score, changed(t, halves=True)) for score, t in halves[:OF_EACH_WAY] + filled[:OF_HALVES])
         scored = [(score, t, other) for score, t in some if (other := warpgroup.instead(c, t, others)) is not None]
@@ -385,10 +385,14 @@ def _of_warpgroups(
 
 
 def _tiles_of_warpgroups(
-    c: Contraction, lengths: tuple[int, int, int], tf32: bool, finders: Finders
+    c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, finders: Finders
 ) -> tuple[Scored, Scored]:
     """Tiles worth measuring with their estimates, best first, and those with producers, or with rows in registers:
     they come last, since files that are written by estimate alone were measured without them."""
+
+    def parted(t: warpgroup.Tile) -> warpgroup.Tile:
+        return in_parts(c, t, lengths, samples) if isinstance(t, CarriedTile) else t
+
     found = [find(c, lengths, OF_WARPGROUPS, tf32=tf32) for find in finders]
     least = min((score for of in found for way in of for score, _ in way), default=0.0)
     ways = [[scored for scored in of[0] if _score(scored) <= FAR * least] for of in found]
@@ -396,8 +400,9 @@ def _tiles_of_warpgroups(
     produced = [scored for scored in produced if _score(scored) <= FAR * least]
     some = [scored for way in ways for scored in way[:OF_EACH_WAY]]
     others = sorted((scored for way in ways for scored in way[OF_EACH_WAY:]), key=_score)
-    best = sorted(some + others[: max(0, OF_WARPGROUPS - len(some))], key=_score)
-    return best, sorted(produced, key=_score)
+    best = some + others[: max(0, OF_WARPGROUPS - len(some))]
+    best, produced = ([(score, parted(t)) for score, t in sorted(of, key=_score)] for of in (best, produced))
+    return best, produced
 
 
 def _score(scored: tuple[float, warpgroup.Tile]) -> float:

@@ -259,9 +259,8 @@ class ValueText(Finish):
             return []
         if op.divisor is not None or not self.overhangs:
             return [f"constexpr Compute share = Compute(1.0 / {op.divisor or prod(op.kernel)});"]
-        n = len(op.kernel)
         counts = []
-        for k, (cell, length) in enumerate(zip(cells[-n:], "PQR"[-n:], strict=True)):
+        for (k,), cell, length in ((*each,) for each in zip(self.c.dims, cells, "PQR", strict=True) if each[0]):
             start = f"{cell} * {op.stride[k]} - {op.padding[k]}"
             stop = f"min({start} + {op.kernel[k]}, {length} + {op.padding[k]})"
             padded = op.count_include_pad

@@ -316,6 +316,13 @@ __device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)
 template <class T> __device__ __forceinline__ void at_hand(const T*& x) { asm volatile("" : "+l"(x)); }
 """
 
+PRIMITIVES["take_over"] = r"""
+// to = from, one after the other: of registers side by side, moved at once, there would be a copy of each.
+__device__ __forceinline__ void take_over(float& to, float from) {
+    asm volatile("mov.f32 %0, %1;" : "=f"(to) : "f"(from));
+}
+"""
+
 PRIMITIVES["arrived"] = r"""
 // A number that was read, when it has arrived: an operation that the assembler does not see through waits for it.
 __device__ __forceinline__ float arrived(float x, int zero) { return __int_as_float(__float_as_int(x) | zero); }

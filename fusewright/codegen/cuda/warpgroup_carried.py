@@ -74,6 +74,9 @@ class CarriedWriter(PositionWriter):
         unroll = max(1, min(vectors // 2, UNROLLED // (each * per_row)))
         planes: Lines = []
         for plane, (first, count) in enumerate(zip(own.first, own.count, strict=True)):
+            if count == 0:
+                planes += fill(_NO_PLANE, plane=plane)
+                continue
             instruction = f"wgmma_{FLAVOURS[self.c.multiplied]}_{self.t.block_m * count}"
             planes += fill(_PLANE, plane=plane, unroll=unroll, products=self._products(instruction, first, count))
         return fill(_MULTIPLY, accumulators=among(self.t, self.accumulators()), ahead=self.ahead(), planes=planes)
@@ -164,8 +167,8 @@ __device__ __forceinline__ void make_room(Accumulators& products) {
 #pragma unroll
         for (int m = 0; m < 4 * M_TILES * SLOTS; ++m) {
             const int next = m / 4 + ROWS_D * M_TILES;
-            products[0][e][rh][tile][m / 4][m % 4] =
-                next < M_TILES * SLOTS ? products[0][e][rh][tile][next % (M_TILES * SLOTS)][m % 4] : 0.0f;
+            const float sum = next < M_TILES * SLOTS ? products[0][e][rh][tile][next % (M_TILES * SLOTS)][m % 4] : 0.0f;
+            take_over(products[0][e][rh][tile][m / 4][m % 4], sum);
         }
     }
 }
@@ -211,6 +214,11 @@ for (int row = max(first, $plane * TAPS_H); row < min(first + rows, ($plane + 1)
                 $products
     w += TAPS_W * VECTORS * CARRIED;
 }
+"""
+
+# Of a plane that belongs to no position.
+_NO_PLANE = """
+w += max(0, min(first + rows, ($plane + 1) * TAPS_H) - max(first, $plane * TAPS_H)) * TAPS_W * VECTORS * CARRIED;
 """
 
 _PACK = """
