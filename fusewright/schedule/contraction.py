@@ -148,8 +148,9 @@ class Contraction:
                             of these and of their reductions
     window, after           pooling, of which the softmax may be; pointwise tree on what was pooled, or on the softmax
                             where nothing is
-    ends                    pointwise tree between `before` and the pool, where a kernel is to compute it of the
-                            greatest and the least value of each window alone (`window_ends`)
+    ends                    pointwise tree between `before` and the pool, or the reduction where nothing is pooled, if a
+                            kernel is to compute it of the greatest and the least value of each window alone, or of
+                            those of a thread (`window_ends`)
     fold                    reduction over all positions, all channels or both; `None` where all is written
     last                    pointwise tree on a reduction over channels, of that and of single numbers
     tail                    what is computed per sample from a reduction over positions
@@ -196,7 +197,12 @@ class Contraction:
     @property
     def pooled_numbers(self) -> int:
         """Numbers that a window comes to before it is a value."""
-        return 1 if self.ends is None else 2
+        return 1 if self.window is None or self.ends is None else 2
+
+    @property
+    def folds_ends(self) -> bool:
+        """Whether it is the reduction whose greatest and least values are kept."""
+        return self.window is None and self.ends is not None
 
     @property
     def op(self) -> ops.Conv:
@@ -387,7 +393,7 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     reason = reason or _refused_operands(conv, operands, stored=window is None and shares is None)
     if reason is None and shares is not None and (not _over_channels(shares) or conv.op.groups != 1):
         reason = "what is made of a position's channels, as a softmax is, takes all of a convolution that has no groups"
-    if reason is None and last is not None and not all(_is_number(n) for n in leaves(last) if n is not last.value):
+    if reason is None and last is not None and not all(is_number(n) for n in leaves(last) if n is not last.value):
         reason = "what follows a reduction over channels reads more than single numbers"
     if reason is not None:
         return reason
@@ -506,7 +512,7 @@ def varies(operand: Node, conv: Node) -> Varies | None:
     """How an operand of a pointwise tree does over the output of `conv`; `None` where it is in another way."""
     if operand.dtype not in MEMORY:
         return None
-    if _is_number(operand):
+    if is_number(operand):
         return "scalar"
     samples, channels, *positions = (1,) * (conv.ndim - operand.ndim) + tuple(operand.shape)
     if channels == conv.shape[1] and all(d == 1 for d in positions):
@@ -516,7 +522,8 @@ def varies(operand: Node, conv: Node) -> Varies | None:
     return "element" if operand.shape == conv.shape else None
 
 
-def _is_number(operand: Node) -> bool:
+def is_number(operand: Node) -> bool:
+    """Whether an operand is a single number."""
     return all(d == 1 for d in operand.shape)
 
 

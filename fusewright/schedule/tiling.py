@@ -444,7 +444,7 @@ def _registers(c: Contraction, t: Tiling, split: bool) -> int:
     if c.window is not None:
         count += own * t.m_tiles * 2 * c.pooled_numbers
     if c.over_positions and not c.over_channels:
-        count += 6 * t.m_tiles
+        count += (8 if c.folds_ends else 6) * t.m_tiles
     return wide * count
 
 

@@ -164,7 +164,7 @@ def _registers(c: Contraction, t: WarpgroupTile) -> int:
     if c.window is not None:
         count += t.cells_d * t.cells_h * t.eights_w * 2 * t.m_tiles * 2 * c.pooled_numbers
     if c.over_positions and not c.over_channels:
-        count += 6 * t.m_tiles
+        count += (8 if c.folds_ends else 6) * t.m_tiles
     if t.held:
         count += HELD * t.m_tiles
     if c.halves:

@@ -217,6 +217,12 @@ def numbers(c: Contraction) -> int:
     return sum(any(d != 1 for d in n.shape) for n in read if n not in c.elements)
 
 
+def running(c: Contraction) -> int:
+    """Numbers of a feature's running results over positions."""
+    assert c.fold is not None
+    return RUNNING[c.fold.op.kind] * (2 if c.folds_ends else 1)
+
+
 def accumulators(c: Contraction, t: PositionTile) -> int:
     """Of a thread."""
     along_w = max(len(p.elements) for p in c.axes[2].phases) * len(passes(c, t.joined)[0])
@@ -253,8 +259,8 @@ def registers_of(c: Contraction, t: PositionTile) -> int:
     each, at_once = vectors_by_thread(c, t)
     count = accumulators(c, t) + summands(c, t) + OTHERS + ON_ITS_WAY * at_once + (IN_ROUNDS if each > at_once else 0)
     count += t.pooled(c)
-    if c.fold is not None and c.reduced == "positions":
-        count += 2 * RUNNING[c.fold.op.kind] * t.eights_m
+    if c.reduced == "positions":
+        count += 2 * running(c) * t.eights_m
     if c.shares is not None:
         count += 2 * t.eights_m  # its values, beside what they were made of
     if isinstance(c.shares, KeptChannels) and any(len(p.tree.leaves) > 1 for p in c.shares.passes):

@@ -17,7 +17,7 @@ from fusewright.schedule.output_rows import SECTOR, Team, as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED, bytes_beside, fitting
 from fusewright.schedule.warpgroup_choice import few_alike
-from fusewright.schedule.warpgroup_positions import RUNNING, FeatureColumns, features_at_once, numbers
+from fusewright.schedule.warpgroup_positions import FeatureColumns, features_at_once, numbers, running
 from fusewright.schedule.warpgroup_staging import ACCUMULATORS, MOST_REGISTERS, multiplies
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
 
@@ -129,8 +129,8 @@ def _registers(c: Contraction, t: WindowTile) -> int:
     """A thread's, if it could have as many as it likes: accumulators, sums, those of rows, numbers, all else."""
     d, h, _ = window_spans(c)
     count = OTHERS + _accumulators(t) + t.own_h * t.own_w * held_taps(c) + d * h * c.axes[2].taps
-    if c.fold is not None and c.reduced == "positions":
-        count += 2 * RUNNING[c.fold.op.kind] * t.eights_m
+    if c.reduced == "positions":
+        count += 2 * running(c) * t.eights_m
     if c.reduced == "channels":
         count += 2 * t.eights_m  # the values of a column
     return count + (2 * t.eights_m * numbers(c) if t.keeps_numbers(c) else 0)

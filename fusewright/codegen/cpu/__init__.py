@@ -37,7 +37,7 @@ from fusewright.schedule.rearrangement import Rearrangement
 from fusewright.schedule.scan import Scan
 from fusewright.schedule.several_folds import SeveralFolds
 from fusewright.schedule.stream_record import Stream
-from fusewright.schedule.window_ends import at_ends
+from fusewright.schedule.window_ends import of_windows
 
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
 FORMS_WINDOW_SUMS = True
@@ -56,7 +56,7 @@ def options(
     where the family finds no way.  `layouts` has the operands that do not come contiguous (see `Kernel.layouts`);
     `tf32` and `capability` mean nothing on a CPU."""
     if isinstance(group.record, Contraction):
-        return contraction.options(at_ends(group.record), hints, layouts)
+        return contraction.options(of_windows(group.record), hints, layouts)
     if isinstance(group.record, Product):
         c = group.record.contraction
         return contraction.options(c, hints, {c.x: c.layout})
@@ -82,7 +82,7 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     """The kernel of `group`, called `name`; there is no tf32 on a CPU, so nothing is rounded to it."""
     reference = reference_text(group)
     if isinstance(group.record, Contraction):
-        return contraction.generate(at_ends(group.record), option, name, reference)
+        return contraction.generate(of_windows(group.record), option, name, reference)
     if isinstance(group.record, Product):
         return of_tensors(contraction.generate(group.record.contraction, option, name, reference), group.record)
     match group.family:

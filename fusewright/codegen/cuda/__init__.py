@@ -458,7 +458,7 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return _on_tensor_cores(c, option, name, reference, tf32=tf32)
         case "product":
             return of_tensors(
-                _on_tensor_cores(group.record.contraction, option, name, reference, tf32=tf32), group.record
+                _on_tensor_cores(at_ends(group.record.contraction), option, name, reference, tf32=tf32), group.record
             )
         case "range reduction" if "cut" in option and not group.record.total:
             return ranges_blocks.kernel(group.record, Cut(**option["cut"]), name, reference)

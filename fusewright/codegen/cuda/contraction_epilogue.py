@@ -154,12 +154,12 @@ class Epilogue(ElementText):
             team = "warp" if warps == 1 else f"warp / {warps}"
             held = self.result_type if holds_halves(self.c) else "float"
             lines += fill(texts.ROWS_THERE, behind=f" + {behind}" if behind else "", team=team, held=held)
-        empty = self.joining.empty
+        (_, kind), empty = self.own_joining.running, self.own_joining.empty
         if self.kind == "positions":
-            lines += [f"{self.total_type} total[M_TILES][2];", UNROLL]
+            lines += [f"{kind} total[M_TILES][2];", UNROLL]
             lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {empty};"]
         if self.kind == "all":
-            lines += [f"{self.total_type} total = {empty};"]
+            lines += [f"{kind} total = {empty};"]
         if self.exchanges:
             kind = self.tile_type
             lines += [f"{kind}* const exchange = reinterpret_cast<{kind}*>(shared_memory + STAGED);"]
@@ -199,9 +199,9 @@ class Epilogue(ElementText):
         lines = self.open_pool() if self.c.window is not None else []
         if self.kind == "positions":
             lines += [f"{self.tile_type} of_tile[M_TILES][2];", UNROLL]
-            lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) of_tile[i / 2][i % 2] = {self.joining.empty};"]
+            lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) of_tile[i / 2][i % 2] = {self.own_joining.empty};"]
         if self.kind == "all":
-            lines += [f"{self.tile_type} of_tile = {self.joining.empty};"]
+            lines += [f"{self.tile_type} of_tile = {self.own_joining.empty};"]
         return lines
 
     def open_pool(self) -> Lines:
@@ -354,10 +354,10 @@ class Epilogue(ElementText):
         """When all passes over a cell are done: the tree after the pool, and on."""
         lines = self.of_cells() if self.c.window is not None else []
         if self.kind == "positions":
-            joined = self.joining.join("total[i / 2][i % 2]", "of_tile[i / 2][i % 2]")
+            joined = self.own_joining.join("total[i / 2][i % 2]", "of_tile[i / 2][i % 2]")
             lines += [UNROLL, f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {joined};"]
         if self.kind == "all":
-            lines += [f"total = {self.joining.join('total', 'of_tile')};"]
+            lines += [f"total = {self.own_joining.join('total', 'of_tile')};"]
         if self.exchanges:
             lines += self._exchanged()
         return lines
@@ -401,12 +401,11 @@ class Epilogue(ElementText):
 
     def result_of(self, value: str, lengths: tuple[str, str, str], local: Sequence[str]) -> Lines:
         """What to do with a finished value at position (p, q, r), which is `local` in the block's tile."""
-        join = self.joining.join
         if self.kind == "positions":
             return nest(CHANNELS, [self.taken_in("of_tile[m][half]", value, "inside")])
         if self.kind == "all":
-            own = self._over_own_channels(value)
-            return [*own, f"of_tile = {join('of_tile', f'chosen(inside, over, {self.joining.empty})')};"]
+            joining, own = self.own_joining, self._over_own_channels(value)
+            return [*own, f"of_tile = {joining.join('of_tile', f'chosen(inside, over, {joining.empty})')};"]
         if self.kind == "channels":
             return [*self._over_channels(value), *self._kept(lengths, local)]
         return self.stored(value, lengths)
@@ -472,9 +471,10 @@ class Epilogue(ElementText):
 
     def _over_own_channels(self, value: str) -> Lines:
         """Join the channels that a thread has of a position."""
-        there = value if self.whole else f"chosen(feature < O, {value}, {self.joining.empty})"
-        channels = [*([] if self.whole else [self.feature]), f"over = {self.joining.join('over', there)};"]
-        return [f"{self.tile_type} over = {self.joining.empty};", *nest(CHANNELS, channels)]
+        joining = self.own_joining
+        there = value if self.whole else joining.there_or_empty("feature < O", value)
+        channels = [*([] if self.whole else [self.feature]), f"over = {joining.join('over', there)};"]
+        return [f"{self.tile_type} over = {joining.empty};", *nest(CHANNELS, channels)]
 
     @property
     def exchanges(self) -> bool:

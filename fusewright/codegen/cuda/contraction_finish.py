@@ -14,6 +14,7 @@ from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_folds import (
     COLUMN,
     JOININGS,
+    OF_ENDS,
     ROW,
     Joining,
     Lanes,
@@ -137,13 +138,18 @@ class Finish:
         return JOININGS[self.fold]
 
     @property
+    def own_joining(self) -> Joining:
+        """How values of one thread do, before what they come to is joined with that of others."""
+        return OF_ENDS if self.c.folds_ends else self.joining
+
+    @property
     def tile_type(self) -> str:
         """Of a running result within a tile."""
-        return self.joining.running[0]
+        return self.own_joining.running[0]
 
     @property
     def total_type(self) -> str:
-        """Of a running result over many tiles."""
+        """Of a running result over many tiles, as threads and blocks leave it to each other."""
         return self.joining.running[1]
 
     @property
@@ -210,15 +216,21 @@ class Finish:
         if self.kind == "positions":
             names["target"] = at.format(rows="(GROUPS * O)", i="group * O + first_feature + i")
             names["warps"] = self.joining.join("value", "across[other][i]")
+            names["own"] = self.come_to("total[m][half]")
             lines = fill(texts.CLOSE_POSITIONS, feature=self.own_feature, **names, **self.other_positions.words)
         else:
             names["target"] = at.format(rows="gridDim.z", i="0" if clustered else "blockIdx.z")
             names["warps"] = self.joining.join("value", "across[other]")
+            names["own"] = self.come_to("total")
             lines = fill(texts.CLOSE_ALL, **names)
         if not clustered:
             return ["", *lines]
         about = "// What this block's warps come to, for the others to read."
         return ["", about, _in_shared(self.total_type, "own", self._places[0]), *lines, *self._join()]
+
+    @abstractmethod
+    def come_to(self, total: str) -> str:
+        """What a thread's running result, of this name, is to the others."""
 
     def _join(self) -> Lines:
         """The first block of a cluster folds the results of all, in their order, and finishes the sample."""

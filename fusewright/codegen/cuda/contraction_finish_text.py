@@ -273,7 +273,7 @@ $total(*const across)[BLOCK_M] = reinterpret_cast<$total(*)[BLOCK_M]>(shared_mem
 for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        $total value = total[m][half];
+        $total value = $own;
 #pragma unroll
         for (int distance = $nearest; distance <= $farthest; distance *= 2) value = $shuffled;
         if ($first) across[warp_h * WARPS_W + warp_w][$feature] = value;
@@ -290,7 +290,7 @@ CLOSE_ALL = """
 // Over the lanes, then over the warps, in a fixed order.
 __syncthreads();
 $total* const across = reinterpret_cast<$total*>(shared_memory);
-$total value = total;
+$total value = $own;
 #pragma unroll
 for (int distance = 1; distance < 32; distance *= 2) value = $shuffled;
 if (lane == 0) across[warp] = value;

@@ -49,6 +49,7 @@ class Joining:
     empty     the running result of nothing
     running   its type within a tile, and over many tiles
     swapped   text of the running result of the lane so many lanes away
+    one       text of that of one value, where another one may be in its place
     result    text of what it comes to
     words     numbers of the compute type that the type over many tiles takes in memory
     at_once   whether an array of values is joined at once where there are several: a thread's, or by `of_column` those
@@ -59,12 +60,17 @@ class Joining:
     empty: str
     running: tuple[str, str] = ("Compute", "Compute")
     swapped: str = "__shfl_xor_sync(0xffffffffu, {0}, {1})"
+    one: str = "{0}"
     result: str = "{0}"
     words: int = 1
     at_once: bool = False
 
     def join(self, one: str, other: str) -> str:
         return self.joins.format(one, other)
+
+    def there_or_empty(self, there: str, value: str) -> str:
+        """Of a value, if it is `there`, the running result."""
+        return f"chosen({there}, {self.one.format(value)}, {self.empty})"
 
     def join_lane(self, name: str, distance: int | str) -> str:
         """`name` joined with that of the lane `distance` away."""
@@ -81,12 +87,18 @@ JOININGS = {
     "max": Joining("greater({0}, {1})", "-Compute(INFINITY)"),
     "min": Joining("smaller({0}, {1})", "Compute(INFINITY)"),
     "logsumexp": Joining(
-        "joined({0}, {1})", "LogSum()", ("LogSum", "LogSum"), "swapped({0}, {1})", "{0}.result()", 2, at_once=True
+        "joined({0}, {1})",
+        "LogSum()",
+        ("LogSum", "LogSum"),
+        "swapped({0}, {1})",
+        result="{0}.result()",
+        words=2,
+        at_once=True,
     ),
 }
 
-# Of a window whose value is found from its ends (`fusewright.schedule.window_ends`).
-OF_ENDS = Joining("joined({0}, {1})", "Ends()", ("Ends", "Ends"))
+# Of a window, or of a thread's values, whose maximum is found from their ends (`fusewright.schedule.window_ends`).
+OF_ENDS = Joining("joined({0}, {1})", "Ends()", ("Ends", "Ends"), one="Ends({0})")
 
 
 def declarations(kind: str, compute: str, *, column: Lanes | None, singly: bool, clustered: bool) -> Lines:

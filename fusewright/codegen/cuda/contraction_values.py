@@ -87,7 +87,8 @@ class ValueText(Finish):
     def light(self) -> bool:
         """Whether what happens ahead of a reduction is so little that the compiler makes it conditional as it is,
         instruction by instruction; it branches around more."""
-        trees = [tree for tree in (self.c.before, self.c.ends, self.c.after) if tree is not None]
+        later = () if self.c.folds_ends else (self.c.ends, self.c.after)
+        trees = [tree for tree in (self.c.before, *later) if tree is not None]
         nodes = [n for tree in trees for n in topological((tree.root,), (tree.value, *self.c.operands))]
         functions = [n.op for n in nodes if not isinstance(n.op, ops.Number)]
         light = all(isinstance(op, ops.Pointwise) and op.fn in LIGHT for op in functions)
@@ -95,10 +96,10 @@ class ValueText(Finish):
 
     def taken_in(self, target: str, value: str, inside: str) -> str:
         """The statement that joins a value to a running result, if its position is `inside`."""
+        joining = self.own_joining
         if self.light:
-            return f"if ({inside}) {target} = {self.joining.join(target, value)};"
-        there = f"chosen({inside}, {value}, {self.joining.empty})"
-        return f"{target} = {self.joining.join(target, there)};"
+            return f"if ({inside}) {target} = {joining.join(target, value)};"
+        return f"{target} = {joining.join(target, joining.there_or_empty(inside, value))};"
 
     def read(self) -> list[tuple[Node, str]]:
         """What the trees read beside the value; the bias is added by the first of them."""
@@ -106,7 +107,7 @@ class ValueText(Finish):
         return [(n, names[n]) for n in dict.fromkeys([*([bias] if bias is not None else []), *self.c.operands])]
 
     def functions(self) -> Lines:
-        """The lambdas ``before``, ``at_end`` (of a window) and ``after``, those that there is a need for."""
+        """The lambdas ``before``, ``at_end`` (of a window or a thread) and ``after``, those that are needed."""
         before = self._before if self.changes else []
         if self.in_place:
             before = [re.sub(r"\b(co)?sine\(", r"maths.\g<0>", line) for line in before]
@@ -195,7 +196,8 @@ class ValueText(Finish):
             result = scalars.value(build.pointwise("exp", tree.root) if exponentiated else tree.root)
             lines += scalars.lines
         beside = "".join(f", Compute {name}_here" for name in self.beside) if label == "before" else ""
-        place = "" if label == "last" else f", {self.place}{beside}"
+        nowhere = label == "last" or (label == "at_end" and self.c.folds_ends)
+        place = "" if nowhere else f", {self.place}{beside}"
         head = f"const auto {label} = [&](Compute value{place})"
         return [*block(head, [*lines, f"return {result};"])[:-1], "};"]
 
@@ -214,6 +216,12 @@ class ValueText(Finish):
         ones = [f"const Compute {(name := operands(self.c)[n])}_at = widened({name}[0]);" for n in read]
         return [*ones, *self.last_function()], "last({0})", read
 
+    def come_to(self, total: str) -> str:
+        if not self.c.folds_ends:
+            return total
+        found = f"greater(at_end({total}.greatest), at_end({total}.least))"
+        return f"{total}.greatest < {total}.least ? {self.joining.empty} : {found}"  # some threads have no value
+
     # -- windows
 
     @property
@@ -224,8 +232,7 @@ class ValueText(Finish):
 
     def there_or_empty(self, there: str, value: str) -> str:
         """A value as a window takes it in, if it is `there`."""
-        one = f"Ends({value})" if self.c.ends is not None else value
-        return f"chosen({there}, {one}, {self.pooling.empty})"
+        return self.pooling.there_or_empty(there, value)
 
     @property
     def pooled_type(self) -> str:

@@ -137,7 +137,7 @@ class DirectEpilogue(ValueText):
         """Numbers that all values share, the pointwise trees, and running results."""
         lines = [f"const Compute {name}_at = widened({name}[0]);" for node, name in self.read() if is_one(node)]
         lines += self.functions()
-        total, empty = self.joining.running[1], self.joining.empty
+        (_, total), empty = self.own_joining.running, self.own_joining.empty
         if self.kind == "positions":
             lines += [f"{total} total[FEATURES];", UNROLL, f"for (int o = 0; o < FEATURES; ++o) total[o] = {empty};"]
         if self.kind == "all":
@@ -191,15 +191,15 @@ class DirectEpilogue(ValueText):
 
     def _of_tile(self) -> Lines:
         """Running results of one tile, in the compute type."""
-        kind, empty = self.joining.running[0], self.joining.empty
+        kind, empty = self.tile_type, self.own_joining.empty
         if self.kind == "all":
             return [f"{kind} of_tile = {empty};"]
         return [f"{kind} of_tile[FEATURES];", UNROLL, f"for (int o = 0; o < FEATURES; ++o) of_tile[o] = {empty};"]
 
     def _into_total(self) -> Lines:
         if self.kind == "all":
-            return [f"total = {self.joining.join('total', 'of_tile')};"]
-        joined = self.joining.join("total[o]", "of_tile[o]")
+            return [f"total = {self.own_joining.join('total', 'of_tile')};"]
+        joined = self.own_joining.join("total[o]", "of_tile[o]")
         return [UNROLL, f"for (int o = 0; o < FEATURES; ++o) total[o] = {joined};"]
 
     def _keep(self) -> Lines:
@@ -452,12 +452,12 @@ class DirectEpilogue(ValueText):
         """Leave the block's results to the second kernel."""
         if not self.closes:
             return []
-        total = self.joining.running[1]
+        names = {"total": self.total_type, "lanes": self.joining.join_lane("value", "distance")}
         if self.kind == "positions":
-            lanes, warps = self.joining.join_lane("value", "distance"), self.joining.join("value", "across[warp][i]")
-            return fill(CLOSE_POSITIONS, total=total, lanes=lanes, warps=warps)
-        lanes, warps = self.joining.join_lane("total", "distance"), self.joining.join("total", "across[warp]")
-        return fill(CLOSE_ALL, total=total, lanes=lanes, warps=warps)
+            warps = self.joining.join("value", "across[warp][i]")
+            return fill(CLOSE_POSITIONS, **names, own=self.come_to("total[o]"), warps=warps)
+        warps = self.joining.join("value", "across[warp]")
+        return fill(CLOSE_ALL, **names, own=self.come_to("total"), warps=warps)
 
 
 def times(text: str, factor: int) -> str:

@@ -305,7 +305,7 @@ __syncthreads();
 $total(*const across)[BLOCK_O] = reinterpret_cast<$total(*)[BLOCK_O]>(shared_memory);
 #pragma unroll
 for (int o = 0; o < FEATURES; ++o) {
-    $total value = total[o];
+    $total value = $own;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) value = $lanes;
     if (threadIdx.x % 32 == 0) across[unit / 32][team * FEATURES + o] = value;
@@ -323,12 +323,13 @@ CLOSE_ALL = """
 // Over the lanes of a warp, then over the warps, in a fixed order.
 __syncthreads();
 $total* const across = reinterpret_cast<$total*>(shared_memory);
+$total value = $own;
 #pragma unroll
-for (int distance = 1; distance < 32; distance *= 2) total = $lanes;
-if (threadIdx.x % 32 == 0) across[threadIdx.x / 32] = total;
+for (int distance = 1; distance < 32; distance *= 2) value = $lanes;
+if (threadIdx.x % 32 == 0) across[threadIdx.x / 32] = value;
 __syncthreads();
 if (threadIdx.x == 0) {
-    for (int warp = 1; warp < THREADS / 32; ++warp) total = $warps;
-    partial[((long long)sample * parts + part) * gridDim.z + blockIdx.z] = total;
+    for (int warp = 1; warp < THREADS / 32; ++warp) value = $warps;
+    partial[((long long)sample * parts + part) * gridDim.z + blockIdx.z] = value;
 }
 """
