@@ -13,6 +13,8 @@ import torch
 from contraction_cases import Case, Found, find, tolerance
 from direct_cases import error_of, precision
 from emulation.emulate import ORDERS, emulate
+from product_cases import Case as OfMatmul
+from product_cases import found as product
 from warpgroup_cases import assert_kernel_not_finite_as_eager, first
 
 from fusewright.codegen.cuda import direct, generate, options
@@ -60,12 +62,16 @@ CASES: dict[str, Case] = {
     "rising and falling before": replace(PLAIN, before=("tanh", "minus one", "divide", "reverse", "mish")),
     "a channel's numbers before": replace(PLAIN, before=("add channel", "mish"), bias=False, fold_dims="cp"),
     "what does neither before": replace(PLAIN, before=("gate", "sine", "scale", "mish"), fold_dims="cp"),
-    "groups": replace(PLAIN, channels=1, groups=3, features=5, before=("tanh", "square")),
-    "whole blocks": replace(PLAIN, features=64, before=("mish",)),
+    "whole blocks": replace(PLAIN, features=32, before=("mish",)),
     "one dimension": Case((200,), 3, 9, (5,), (1,), (2,), (1,), before=("mish",), fold="max", fold_dims="cp"),
     "bfloat16": replace(PLAIN, dtype=BF16, fold_dims="cp"),
 }
 MORE: dict[str, tuple[Case, tuple[str, ...]]] = {
+    "groups": (  # one block has the features of one
+        replace(PLAIN, channels=1, groups=3, features=5, before=("tanh", "square")),
+        ("warps", "features", "positions", "direct"),
+    ),
+    "more whole blocks": (replace(PLAIN, features=64, fold_dims="cp"), ("features",)),
     "phases": (replace(PLAIN, sizes=(9, 14), stride=(2, 2), transposed=True), tuple(WAYS)),
     "float16": (replace(PLAIN, dtype=F16), ("warps", "features")),
     "float64": (replace(PLAIN, dtype=torch.float64, fold_dims="cp"), ("warps", "direct")),
@@ -122,6 +128,16 @@ def test_of_window_sums() -> None:
     assert_of_ends(made)
     want, size = f.reference(x)
     assert error_of(emulate(made, *f.tensors(x)), want, size) <= tolerance(f.case, boxed=True)
+
+
+@pytest.mark.parametrize("over", ["t", "ft"])
+def test_of_matmuls(over: str) -> None:
+    f = product(OfMatmul((3, 150, 131), 129, ("mish",), "max", over))
+    group = Group("product", f.group, f.group.root, f.group.tensors)
+    (option, *_) = options(group, {f.group.x.shape[0]: 3}, {}, tf32=False, capability=80)
+    made = generate(group, "fused_test", option, tf32=False)
+    assert_of_ends(made)
+    f.assert_right(lambda *operands: emulate(made, *operands))
 
 
 @pytest.mark.parametrize("way", WAYS)
