@@ -109,7 +109,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         volume(
             (18, 9, 10), 16, 5, (2, 3, 3), dilation=(4, 1, 1), pool="max", window=TWOS, step=(5, 2, 2), before=("relu",)
         ),
-        {"chunk": 16},
+        {"chunk": 8},
     ),
     "averages at the ends of rows": (
         Case((14, 20), 16, 5, (4, 3), pool="avg", window=(3, 2), step=(2, 2), pool_padding=(1, 0), include_pad=False),
