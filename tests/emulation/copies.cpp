@@ -82,6 +82,22 @@ void hold(const void* at, int bytes) {
     memcpy(held.bytes, at, size_t(bytes));
 }
 
+// Only products of one shape are added up in order: others that meet in a register have to be waited for in between.
+void add_to(const float* at, int count) {
+    Fiber& self = *current;
+    for (int i = 0; i < self.adding; ++i) {
+        Sums& sums = self.sums[i];
+        if (sums.at == at && sums.count == count) {
+            sums.group = self.commits;
+            return;
+        }
+        if (sums.at < at + count && at < sums.at + sums.count)
+            fail("wgmma: products of different shapes are added to the same registers");
+    }
+    if (self.adding == int(sizeof self.sums / sizeof *self.sums)) fail("wgmma: more sums than the emulator follows");
+    self.sums[self.adding++] = {at, count, self.commits};
+}
+
 void products_commit() { ++current->commits; }
 
 void products_wait(int pending) {
@@ -95,6 +111,10 @@ void products_wait(int pending) {
         if (held.group >= self.commits - pending) self.held[kept++] = held;
     }
     self.holds = kept;
+    int added = 0;
+    for (int i = 0; i < self.adding; ++i)
+        if (self.sums[i].group >= self.commits - pending) self.sums[added++] = self.sums[i];
+    self.adding = added;
 }
 
 }  // namespace emulation

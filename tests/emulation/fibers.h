@@ -73,6 +73,13 @@ struct Held {
     int group;  // commits before it
 };
 
+// Registers of a lane that tensor cores may still be adding to.
+struct Sums {
+    const float* at;
+    int count;
+    int group;  // commits before it
+};
+
 // Runs once all `lanes` of a warp have arrived, on behalf of each of them.
 using Complete = void (*)(Warp& warp, unsigned lanes);
 
@@ -102,6 +109,9 @@ struct Fiber {
     // What its products read.
     Held* held;
     int holds, room, commits;
+    // What they are added to.
+    Sums sums[256];
+    int adding;
 };
 
 extern Fiber* current;
@@ -123,6 +133,7 @@ void copy_bulk(void* to, const void* from, int bytes, const void* at);
 void landing_close(const void* at);
 void landing_wait(const void* at, int turn, int line);
 void hold(const void* at, int bytes);
+void add_to(const float* at, int count);
 void products_commit();
 void products_wait(int pending);
 // The place in the dynamic shared memory of block `rank` of the cluster that `own` is in this one's.

@@ -147,6 +147,7 @@ template <typename Of, int TILES>
 inline void warpgroup_product(float (&d)[TILES][4], unsigned long long a, unsigned long long b) {
     using Element = typename Of::Element;
     constexpr int HALF = 16 / sizeof(Element);
+    add_to(&d[0][0], 4 * TILES);
     const int thread = int(current->thread.x) % 128, first = thread / 32 * 16 + thread % 32 / 4;
     if (thread == 0)
         for (int half = 0; half < 2; ++half) {
@@ -173,6 +174,7 @@ inline void warpgroup_product(float (&d)[TILES][4], unsigned long long a, unsign
 template <int TILES>
 inline void warpgroup_product_of_rows(Complete complete, float (&d)[TILES][4], const unsigned* const (&a)[4],
                                       unsigned long long b, bool any, int line) {
+    add_to(&d[0][0], 4 * TILES);
     const int lane = int(current->thread.x) % 32;
     unsigned of_a[4];
     for (int i = 0; i < 4; ++i) {

@@ -73,10 +73,13 @@ class CarriedWriter(PositionWriter):
         per_row = max(p.per_row for p in self.weights.taps)
         unroll = max(1, min(vectors // 2, UNROLLED // (each * per_row)))
         planes: Lines = []
+        last: tuple[int, int] | None = None
         for plane, (first, count) in enumerate(zip(own.first, own.count, strict=True)):
             if count == 0:
                 planes += fill(_NO_PLANE, plane=plane)
                 continue
+            planes += fill(_BETWEEN) if last not in (None, (first, count)) else []
+            last = first, count
             instruction = f"wgmma_{FLAVOURS[self.c.multiplied]}_{self.t.block_m * count}"
             planes += fill(_PLANE, plane=plane, unroll=unroll, products=self._products(instruction, first, count))
         return fill(_MULTIPLY, accumulators=among(self.t, self.accumulators()), ahead=self.ahead(), planes=planes)
@@ -214,6 +217,13 @@ for (int row = max(first, $plane * TAPS_H); row < min(first + rows, ($plane + 1)
                 $products
     w += TAPS_W * VECTORS * CARRIED;
 }
+"""
+
+# Only products of one shape are added up in order.
+_BETWEEN = """
+warpgroup_commit();
+warpgroup_wait();
+warpgroup_arrive();
 """
 
 # Of a plane that belongs to no position.

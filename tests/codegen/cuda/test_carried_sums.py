@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from contraction_cases import Case, Found, find
+from emulation.build import EmulationError
 from emulation.emulate import ORDERS
 from warpgroup_cases import (
     BF16,
@@ -22,6 +23,7 @@ from warpgroup_cases import assert_right as assert_as_eager
 
 from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
+from fusewright.codegen.cuda import warpgroup_carried as text
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup_carried
 from fusewright.schedule import warpgroup_positions as positions
@@ -171,6 +173,14 @@ def test_what_is_not_finite(case: Case, wanted: dict[str, Any]) -> None:
 def test_sanitizers_find_nothing(name: str) -> None:
     f, t = found(*CASES[name])
     assert_right(f, t, sanitize=True)
+
+
+def test_what_the_emulator_would_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of planes that belong to different positions meet in registers: the first have to be waited for."""
+    f, t = found(*CASES["strides, planes of their own"])
+    monkeypatch.setattr(text, "_BETWEEN", "")
+    with pytest.raises(EmulationError, match="different shapes"):
+        assert_right(f, t)
 
 
 @pytest.mark.parametrize("name", ["dilation", "over both", "producers in turns", "windows that overlap"])
