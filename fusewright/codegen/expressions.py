@@ -274,7 +274,8 @@ def _statistics(node: Node, args: Sequence[str | None], name: str) -> Sequence[s
     dims = (0, *range(2, x.ndim))
     value = str(args[0]) if x.dtype == node.dtype else f"{args[0]}.to({node.dtype})"
     variance, mean, count = (f"{name}[{i}]" for i in range(3))
-    rows = f"{mean}, torch.rsqrt({variance} + {op.eps!r}), {variance} * ({count} / ({count} - 1))"
+    taken = f"{mean} * {op.momentum!r}, {variance} * ({op.momentum!r} * {count} / ({count} - 1))"
+    rows = f"{mean}, torch.rsqrt({variance} + {op.eps!r}), {taken}"
     return [
         f"{name} = (*torch.var_mean({value}, {dims}, correction=0), {args[0]}.numel() / {args[0]}.shape[1])",
         f"{name} = torch.stack(({rows}))",
@@ -282,17 +283,12 @@ def _statistics(node: Node, args: Sequence[str | None], name: str) -> Sequence[s
 
 
 def _track(node: Node, args: Sequence[str | None], name: str) -> Sequence[str]:
-    op, (found, mean, variance) = node.op, args
+    op, (*given, mean, variance) = node.op, args
     assert isinstance(op, ops.Track)
-    keep, take = f"{1 - op.momentum!r}", f"{op.momentum!r}"
-    if node.dtype == node.arg(0).dtype:
-        return [
-            f"torch._foreach_mul_([{mean}, {variance}], {keep})",
-            f"{name} = torch._foreach_add_([{mean}, {variance}], list({found}.detach()[::2]), alpha={take})",
-        ]
-    # Rounded to the narrower type once, when they are written.
-    taken = (f"torch.add({name}[{i}], {to}, alpha={keep}, out={to})" for i, to in enumerate((mean, variance)))
-    return [f"{name} = {found}.detach()[::2] * {take}", f"{name} = ({', '.join(taken)})"]
+    keep = f"{1 - op.momentum!r}"
+    # In the type of the statistics of the batch: a narrower one is rounded to once, when they are written.
+    taken = (f"torch.add({g}.detach(), {to}, alpha={keep}, out={to})" for g, to in zip(given, (mean, variance), strict=True))
+    return [f"{name} = ({', '.join(taken)})"]
 
 
 EMITTERS[ops.Statistics] = _statistics

@@ -598,23 +598,26 @@ class Norm(Op):
 
 @dataclass(frozen=True)
 class Statistics(Op):
-    """Of each channel of x (N, C, *), over everything else, (3, C): mean, 1 / sqrt(variance + eps), unbiased variance.
+    """Of each channel of x (N, C, *), over everything else, (4, C): mean, 1 / sqrt(variance + eps), and what running
+    statistics take in of the mean and of the unbiased variance: `momentum` times these.
 
     They are of float32, or of float64 where x is.
     """
 
     eps: float
+    momentum: float = 0.1
 
     def infer(self, types: Types) -> TensorType:
         x = types[0]
         assert x is not None
         require(len(x.shape) > 1, f"channels of {x.shape}")
-        return TensorType((3, x.shape[1]), torch.promote_types(x.dtype, torch.float32), x.device)
+        return TensorType((4, x.shape[1]), torch.promote_types(x.dtype, torch.float32), x.device)
 
 
 @dataclass(frozen=True)
 class Track(Op):
-    """Running statistics take in those of a batch, in place; arguments (statistics (3, C), mean (C,), variance (C,)).
+    """Running statistics take in those of a batch, in place; arguments (C,): what they take in of the mean and of the
+    variance, which `momentum` has been multiplied into, and the running mean and variance.
 
     It is ordered and unique by `serial`.
     """
@@ -627,8 +630,8 @@ class Track(Op):
         return True
 
     def infer(self, types: Types) -> TensorType:
-        assert types[1] is not None
-        return types[1]
+        assert types[2] is not None
+        return types[2]
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,14 @@ def _range_split(root: Node, users: Users) -> Split | None:
 SAMPLES = Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full)))
 SAMPLES_APART = replace(SAMPLES, match=_sample_apart, beside=True)
 ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True, traps=True)
-STATISTICS = Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics)
+STATISTICS = Family(
+    "statistics",
+    normalization.parse_statistics,
+    lambda c: c.sums.tensors,
+    ops.Statistics,
+    also=lambda c: c.results[1:],
+    beside=True,
+)
 NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm | ops.Softmax)
 LARGE = replace(NORMALIZATION, match=normalization.parse_large)
 MOVING = replace(NORMALIZATION, match=normalization.parse_moving)

@@ -156,13 +156,18 @@ def with_statistics(
             return graph
         assert isinstance(norm.op, ops.Norm)
         tried.add(norm.op.serial)
-        y, update = normalization.apart(norm)
+        y, statistics, update = normalization.apart(norm)
         changed = graph.substitute(norm, y)
         changed = replace(changed, effects=tuple(update if e is y else e for e in changed.effects))
         last = lies_last(norm.arg(0), orders, {})
-        group = _matched(STATISTICS, update.arg(0), changed.users()) if last else _of_norm(graph, norm, pure, orders)
+        group = _of_statistics(changed, statistics) if last else _of_norm(graph, norm, pure, orders)
         if group is not None and prefer(group):
             graph = changed
+
+
+def _of_statistics(graph: Graph, statistics: Node) -> Group | None:
+    """The group of these statistics."""
+    return _longest(_in(graph, STATISTICS), statistics, graph.nodes(), graph.users(), set())
 
 
 def _of_norm(graph: Graph, norm: Node, pure: Node, orders: Mapping[Node, Order]) -> Group | None:
@@ -208,8 +213,7 @@ def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[No
     if family.again:  # as if no others used it: every group takes it in
         users.update(dict.fromkeys(computed_again(graph, users, apart), 1))
     computed = {node for node in nodes if node.varies} - apart
-    if family.beside:
-        family = replace(family, match=functools.partial(family.match, readers=readers_of(graph)))
+    family = _in(graph, family)
     if family.anchor is None:
         for root in reversed(nodes):
             if root in computed and root not in declined and _may_end(root):
@@ -223,6 +227,13 @@ def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[No
             if group is not None:
                 return group
     return None
+
+
+def _in(graph: Graph, family: Family) -> Family:
+    """`family` with what it wants to know of a graph."""
+    if not family.beside:
+        return family
+    return replace(family, match=functools.partial(family.match, readers=readers_of(graph)))
 
 
 _ENDS = (

@@ -24,6 +24,7 @@ from fusewright.ir.build import cast, pointwise, reshape
 from fusewright.ir.node import Node, make, remade, topological
 from fusewright.ir.ops import Size
 from fusewright.schedule import rearrangement, stream
+from fusewright.schedule.beside import Readers
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, pointwise_tree
 from fusewright.schedule.rearrangement import Rearrangement, call_length
 from fusewright.schedule.stream_record import Stream, Tree, is_entry, read_alone
@@ -107,17 +108,31 @@ class Normalization:
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """Statistics of the channels of a batch, `sums` reducing them."""
+    """Statistics of the channels of a batch, `sums` reducing them.
+
+    root     their node
+    results  those that are read, each as it is read: so many numbers along dimensions of size 1
+    rows     which rows of `root` these are
+    """
 
     root: Node
     sums: Stream
+    results: tuple[Node, ...]
+    rows: tuple[int, ...]
 
 
-def parse_statistics(root: Node, users: Users) -> ChannelStatistics | str:
-    """The statistics that `root` is.  The pointwise operations ahead may have other users, who compute them as well."""
-    if not isinstance(root.op, ops.Statistics):
-        return f"{root!r} is no statistics"
-    x = root.arg(0)
+def parse_statistics(root: Node, users: Users, readers: Readers) -> ChannelStatistics | str:
+    """The statistics of which `root` is the first that is read.  The pointwise operations ahead may have other users,
+    who compute them as well."""
+    found = _row_of_statistics(root)
+    if found is None:
+        return f"{root!r} is no row of statistics"
+    statistics, _ = found
+    results = [shown for row in readers[statistics] for shown in readers[row]]
+    rows = [of[1] for of in map(_row_of_statistics, results) if of is not None]
+    if results[0] is not root or len(rows) < len(results):
+        return f"{root!r} is not the first of what is read of {statistics!r}"
+    x = statistics.arg(0)
     tree = Tree(x, (x,), None)
     if isinstance(x.op, POINTWISE) and not _is_narrowed(x):
         inlined = Tree(x, pointwise_tree(x, users)[0], None)
@@ -126,7 +141,20 @@ def parse_statistics(root: Node, users: Users) -> ChannelStatistics | str:
     if x.dtype not in MEMORY:
         return f"{x!r} is computed in {x.dtype}"
     sums = stream.of_rows(tree, VARIANCE, (0, *range(2, x.ndim)), users)
-    return sums if isinstance(sums, str) else ChannelStatistics(root, sums)
+    return sums if isinstance(sums, str) else ChannelStatistics(statistics, sums, tuple(results), tuple(rows))
+
+
+def row_of(statistics: Node, row: int, ndim: int = 1) -> Node:
+    """One row of statistics, as numbers along the first of so many dimensions."""
+    return reshape(make(ops.Slice(0, row, row + 1, 1), statistics), (statistics.shape[1], *(1,) * (ndim - 1)))
+
+
+def _row_of_statistics(node: Node) -> tuple[Node, int] | None:
+    """The statistics that `node` is a row of, and which one; `None` where it is none."""
+    row = node.arg(0) if isinstance(node.op, ops.Reshape) else node
+    if row is node or not isinstance(row.op, ops.Slice) or not isinstance(row.arg(0).op, ops.Statistics):
+        return None
+    return row.arg(0), int(row.op.start)
 
 
 def without_running(norm: Node) -> Node | None:
@@ -137,21 +165,22 @@ def without_running(norm: Node) -> Node | None:
     return make(replace(op, serial=None), *norm.args[:3], None, None, where=norm.where)
 
 
-def apart(norm: Node) -> tuple[Node, Node]:
-    """A batch norm that updates running statistics, from those of the batch; and the update."""
+def apart(norm: Node) -> tuple[Node, Node, Node]:
+    """A batch norm that updates running statistics, from those of the batch; these; and the update."""
     op, x = norm.op, norm.arg(0)
     assert isinstance(op, ops.Norm) and op.serial is not None and op.eps is not None
-    statistics = make(ops.Statistics(op.eps), x, where=norm.where)
-    update = make(ops.Track(op.momentum, op.serial), statistics, *norm.args[3:], where=norm.where)
+    statistics = make(ops.Statistics(op.eps, op.momentum), x, where=norm.where)
+    taken = (row_of(statistics, row) for row in (2, 3))
+    update = make(ops.Track(op.momentum, op.serial), *taken, *norm.args[3:], where=norm.where)
 
     def along(values: Node) -> Node:
         return reshape(values, (*values.shape, *(1,) * (x.ndim - 2)))
 
-    center, scale = (make(ops.Slice(0, i, i + 1, 1), along(statistics)) for i in (0, 1))
+    center, scale = (row_of(statistics, row, x.ndim - 1) for row in (0, 1))
     y = pointwise("mul", pointwise("sub", cast(x, statistics.dtype), center), scale)
     weight, bias = (None if a is None else along(a) for a in norm.args[1:3])
     y = y if weight is None else pointwise("mul", y, weight)
-    return cast(y if bias is None else pointwise("add", y, bias), norm.dtype), update
+    return cast(y if bias is None else pointwise("add", y, bias), norm.dtype), statistics, update
 
 
 def parse(root: Node, users: Users) -> Normalization | str:

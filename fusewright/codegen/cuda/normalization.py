@@ -261,27 +261,36 @@ class _Statistics(WriterOfSeveral):
 
 
 class _Channels(WriterOfSeveral):
-    """Those of a batch, which are a result of their own."""
+    """Those of a batch, which are results of their own."""
 
     def __init__(self, c: ChannelStatistics, name: str) -> None:
         super().__init__(c.sums, name)
         self.c = c
 
     def outputs(self) -> dict[str, str]:
-        return {"out": compute_type(self.c.root.dtype)}
+        return {f"out{i}" if i else "out": compute_type(r.dtype) for i, r in enumerate(self.c.results)}
 
     def tails(self) -> Lines:
-        assert isinstance(self.c.root.op, ops.Statistics)
-        (axis,) = self.results
-        element, eps = self.outputs()["out"], repr(self.c.root.op.eps)
-        return [*fill(text.WRITE_ALL, S=element, rows=f"d.n{axis}", count=self.count(), epsilon=eps), ""]
+        op, outputs = self.c.root.op, self.outputs()
+        assert isinstance(op, ops.Statistics)
+        element, unbiased = outputs["out"], "variance * (count / (count - 1))"
+        texts = (
+            f"{element}(mean)",
+            f"1 / sqrt({element}(variance + {op.eps!r}))",
+            *(f"{element}({op.momentum!r} * {taken})" for taken in ("mean", unbiased)),
+        )
+        write = [f"{name}[row] = {texts[i]};" for name, i in zip(outputs, self.c.rows, strict=True)]
+        targets = ", ".join(f"{element}* {name}" for name in outputs)
+        return [*fill(text.WRITE_ALL, outputs=targets, count=self.count(), write=write), ""]
 
 
 def of_channels(c: ChannelStatistics, name: str, reference: str = "") -> Kernel:
     """The kernel of the statistics of a batch."""
     writer = _Channels(c, name)
     (channels,) = (writer.sizes.product([a]) for a in writer.results)
-    return replace(writer.kernel(reference), output=Array("out", ("3", channels), c.root.dtype))
+    named = zip(writer.outputs(), c.results, strict=True)
+    output, *also = (Array(name, (channels, *("1",) * (r.ndim - 1)), r.dtype) for name, r in named)
+    return replace(writer.kernel(reference), output=output, also=tuple(also))
 
 
 def statistics_of(n: Normalization) -> dict[str, str]:

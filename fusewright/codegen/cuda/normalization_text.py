@@ -15,15 +15,11 @@ __device__ __forceinline__ void write(const Data& d, index_t row, const First& f
 }
 """
 
-# Behind each other: means, scales, unbiased variances.
 WRITE_ALL = """
 // The statistics of a channel.
-__device__ __forceinline__ void write(const Data& d, index_t row, const First& fold, $S* out) {
-    const index_t channels = $rows;
-    const double count = $count, variance = fold.result(count);
-    out[row] = $S(fold.mean());
-    out[channels + row] = 1 / sqrt($S(variance + $epsilon));
-    out[2 * channels + row] = $S(variance * (count / (count - 1)));
+__device__ __forceinline__ void write(const Data& d, index_t row, const First& fold, $outputs) {
+    const double count = $count, mean = fold.mean(), variance = fold.result(count);
+    $write
 }
 """
 
