@@ -25,6 +25,7 @@ from torch import Tensor
 from fusewright import racing
 from fusewright.codegen import cpu, cuda
 from fusewright.codegen.fixed import fixed
+from fusewright.codegen.held import of_held
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
@@ -300,7 +301,7 @@ class Tuner:
 
     def _kernel(self, group: Group, name: str, option: Option) -> Kernel:
         kernel: Kernel = TARGETS[self.device.type].generate(group, name, option, tf32=self._rounds(group))
-        return replace(kernel, fixed=fixed(group))
+        return replace(of_held(kernel, group), fixed=fixed(group))
 
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""

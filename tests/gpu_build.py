@@ -61,7 +61,7 @@ def as_on_a_gpu(
         return pipeline.build(model, args, {}, kernels="always", measure=False, **options)
 
 
-def _launched(kernel: Kernel, *tensors: Tensor) -> Tensor:
+def launched(kernel: Kernel, *tensors: Tensor) -> Tensor:
     """As launchers do, with operands made dense."""
     layouts = zip(kernel.layouts, tensors, strict=True)
     return emulate(kernel, *(t.contiguous(memory_format=FORMATS[layout][t.ndim]) for layout, t in layouts))
@@ -71,7 +71,7 @@ def emulated(built: pipeline.Built, model: nn.Module, *args: Tensor) -> Tensor:
     """What a program gives whose kernels are emulated."""
     derive, forward = built.program.functions()
     for kernel in built.program.kernels:
-        forward.__globals__[kernel.name] = partial(_launched, kernel)
+        forward.__globals__[kernel.name] = partial(launched, kernel)
     with torch.no_grad():
         result: Tensor = forward(model, *args, *derive(model))
     return result

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from gpu_build import as_on_a_gpu, emulated
+from gpu_build import as_on_a_gpu, emulated, launched
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fusewright import pipeline
+from fusewright.kernel import Kernel
 from fusewright.schedule.wishes import Wishes
 from tests.dropin import fast, kernels_of, program_calls, same
 
@@ -186,6 +189,37 @@ LAST: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...], torch.memory
 }
 
 
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.celu(self.norm(x) + x) * 0.5
+
+
+def calls_of(built: pipeline.Built, model: nn.Module, *args: Tensor) -> list[str]:
+    """What a forward calls, kernels by their names: each keeps the host as long as a launch does, or nearly."""
+    found: list[str] = []
+
+    class Listing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    def listed(kernel: Kernel, *tensors: Tensor) -> Any:
+        found.append(kernel.name)
+        with _disable_current_modes():
+            return launched(kernel, *tensors)
+
+    derive, forward = built.program.functions()
+    forward.__globals__.update({k.name: partial(listed, k) for k in built.program.kernels})
+    derived = derive(model)
+    with torch.no_grad(), Listing():
+        forward(model, *args, *derived)
+    return found
+
+
 class TestTraining:
     """On a GPU, statistics of batches are values that update running ones and that kernels take in."""
 
@@ -280,6 +314,72 @@ class TestTraining:
         torch.testing.assert_close(got.double(), want, **close)
         for key, value in truth.state_dict().items():
             torch.testing.assert_close(model.state_dict()[key].to(value.dtype), value, **close)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+    def test_calls_of_the_host(self, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+        """Two kernels, what counts batches, and an addition for each of both running statistics: nothing is looked at
+        in another way first."""
+        torch.manual_seed(0)
+        model = Residual().to(dtype).train()
+        x = torch.randn(4, 8, 6, 7, dtype=dtype).to(memory_format=memory_format)
+        given: dict[str, Any] = {"kernels": "always", "measure": False, "target": torch.device("cuda")}
+        built, truth = pipeline.build(model, (x,), {}, **given), copy.deepcopy(model).double()
+        assert calls_of(built, model, x) == [
+            "aten::add_.Tensor",
+            "fused_statistics",
+            *["aten::detach", "aten::add.out"] * 2,
+            "fused_sub_mul_add_celu_mul",
+        ]
+        truth(x.double())
+        for key, value in truth.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[key], value.to(model.state_dict()[key].dtype))
+
+    @pytest.mark.parametrize("affine", [True, False])
+    @pytest.mark.parametrize("momentum", [0.0, 0.1, 1.0])
+    def test_half_precision_running_statistics_are_rounded_once(self, momentum: float, affine: bool) -> None:
+        """Bit for bit, as a GPU's eager has them; that of a CPU rounds on the way."""
+        model = nn.Sequential(nn.BatchNorm1d(8, momentum=momentum, affine=affine), nn.ReLU()).bfloat16().train()
+        settled(model).train()
+        x = torch.randint(-4, 5, (17, 8, 32), generator=torch.Generator().manual_seed(0)).bfloat16()
+        rows = x.double().transpose(0, 1).flatten(1)
+        taken, running = (rows.mean(1), rows.var(1)), (model[0].running_mean, model[0].running_var)
+        built = as_on_a_gpu(model, x)
+        assert "fused_statistics" in built.program.source
+        for _ in range(3):
+            want = [
+                (r.double() * (1 - momentum) + t * momentum).bfloat16() for r, t in zip(running, taken, strict=True)
+            ]
+            emulated(built, model, x)
+            assert all(map(torch.equal, running, want))
+
+    def test_one_norm_called_twice(self) -> None:
+        """The second call takes in what the first one has written, of other values and of the same."""
+
+        class Twice(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm = nn.BatchNorm2d(8)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.relu(self.norm(torch.relu(self.norm(x)) + x)) + torch.tanh(self.norm(x))
+
+        torch.manual_seed(0)
+        model, x = Twice().train(), 2 + 3 * torch.randn(4, 8, 6, 6)
+        truth, built = copy.deepcopy(model).double(), as_on_a_gpu(model, x)
+        assert "batch_norm" not in built.program.source
+        torch.testing.assert_close(emulated(built, model, x).double(), truth(x.double()), rtol=1e-5, atol=1e-5)
+        for key, value in truth.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[key].to(value.dtype), value, rtol=1e-6, atol=1e-6)
+
+    def test_running_statistics_have_no_gradient(self) -> None:
+        torch.manual_seed(0)
+        model = Residual().train()
+        x = torch.randn(4, 8, 6, 7, requires_grad=True)
+        derive, forward = as_on_a_gpu(model, x).program.functions()
+        for _ in range(2):
+            forward(model, x, *derive(model)).square().sum().backward()
+        assert not any(b.requires_grad for b in model.buffers())
 
     def test_wishes_hold(self) -> None:
         model, x = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).train(), torch.randn(4, 8, 6, 6)

@@ -287,7 +287,8 @@ def _track(node: Node, args: Sequence[str | None], name: str) -> Sequence[str]:
     assert isinstance(op, ops.Track)
     keep = f"{1 - op.momentum!r}"
     # In the type of the statistics of the batch: a narrower one is rounded to once, when they are written.
-    taken = (f"torch.add({g}.detach(), {to}, alpha={keep}, out={to})" for g, to in zip(given, (mean, variance), strict=True))
+    pairs = zip(given, (mean, variance), strict=True)
+    taken = (f"torch.add({found}.detach(), {to}, alpha={keep}, out={to})" for found, to in pairs)
     return [f"{name} = ({', '.join(taken)})"]
 
 

@@ -164,7 +164,15 @@ def _is_of_images(result: Node, inside: Mapping[Node, Order]) -> bool:
     """Whether a GPU's kernel computes images elementwise of such whose channels lie last, and of what lies the same in
     both orders, or is one number of all channels."""
     whole = result.ndim in (4, 5) and result.device.type != "cpu" and not _is_alike(result, result.ndim)
-    if not whole or not all(isinstance(n.op, (*_ELEMENTWISE, ops.Input)) or _is_of_channels(n) for n in inside):
+    if not whole:
+        return False
+
+    def fits(node: Node) -> bool:
+        shown = isinstance(node.op, ops.Reshape) and isinstance(node.arg(0).op, ops.Input)
+        elementwise = isinstance(node.op, (*_ELEMENTWISE, ops.Input))
+        return elementwise or _is_of_channels(node) or (shown and _is_alike(node, result.ndim))
+
+    if not all(map(fits, inside)):
         return False
     operands = [n for n in inside if isinstance(n.op, ops.Input)]
     images = [n for n in operands if n.shape == result.shape]

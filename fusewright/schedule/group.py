@@ -19,6 +19,7 @@ Written = Literal["eager", "rows", "any"]
 class Group:
     """A subgraph that a family covers: from `operands` to `root`; `record` is the family's own description of it.
 
+    seen     the operands as `record` has them: parameters may be seen with other dimensions of size 1
     also     values on the way that others read as well, which are results beside `root`
     split    where the group is the first step of a reduction, the reduction: `root` is not in the graph then
     shorter  the group from the same anchor that ends in front of a pool, a softmax or a residual, which this one takes
@@ -34,6 +35,7 @@ class Group:
     split: Split | None = None
     shorter: Group | None = None
     order: Written = "eager"
+    seen: tuple[Node, ...] = ()
 
     @property
     def results(self) -> tuple[Node, ...]:

@@ -23,6 +23,7 @@ from fusewright.schedule.beside import readers_of
 from fusewright.schedule.chain import Users
 from fusewright.schedule.families import FAMILIES, NORMALIZATION, STATISTICS, STILL, VALUES, Family
 from fusewright.schedule.group import Group
+from fusewright.schedule.held import as_held
 from fusewright.schedule.kept_rows_record import KeptRows
 from fusewright.schedule.turned_parts import in_rows
 from fusewright.schedule.written_rows import wants_rows
@@ -250,9 +251,9 @@ def _matched(family: Family, root: Node, users: Users) -> Group | None:
     record = family.match(root, users)
     if isinstance(record, str):
         return None
-    operands = family.operands(record)
+    seen = family.operands(record)
     name = "rearrangement" if isinstance(record, rearrangement.Rearrangement) else family.name
-    group = Group(name, record, root, operands, family.also(record))
+    group = Group(name, record, root, as_held(seen, record), family.also(record), seen=seen)
     if outside := _severed(group) or _late(group):
         told = any(users[n] >= APART for n in outside)  # this family takes in what others use as well
         apart = Counter(users) + Counter(dict.fromkeys(outside, APART))

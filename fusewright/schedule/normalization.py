@@ -152,9 +152,9 @@ def row_of(statistics: Node, row: int, ndim: int = 1) -> Node:
 def _row_of_statistics(node: Node) -> tuple[Node, int] | None:
     """The statistics that `node` is a row of, and which one; `None` where it is none."""
     row = node.arg(0) if isinstance(node.op, ops.Reshape) else node
-    if row is node or not isinstance(row.op, ops.Slice) or not isinstance(row.arg(0).op, ops.Statistics):
+    if row is node or not isinstance(row.op, ops.Slice) or row.shape[0] != 1:
         return None
-    return row.arg(0), int(row.op.start)
+    return (row.arg(0), row.op.start) if isinstance(row.arg(0).op, ops.Statistics) else None
 
 
 def without_running(norm: Node) -> Node | None:

@@ -443,9 +443,9 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
     reference = reference_text(group)
     if "last" in option and (turned := _turned(group.record)) is not None:
         if isinstance(turned, TurnedStatistics):
-            return last_order.read_by(normalization.of_channels(turned.c, name, reference), turned, group.operands)
+            return last_order.read_by(normalization.of_channels(turned.c, name, reference), turned, group.seen)
         how = {key: value for key, value in option.items() if key != "last"}
-        return replace(last_order.of_stream(turned, group.operands, name, **how), reference=reference)
+        return replace(last_order.of_stream(turned, group.seen, name, **how), reference=reference)
     if group.family != "normalization":  # at other sizes, nothing may lie otherwise than in rows
         option = {key: value for key, value in option.items() if key != "last"}
     match group.family:

@@ -25,8 +25,16 @@ from fusewright.ir.node import Graph, Node, Symbol, make
 from fusewright.ir.ops import Size
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
+from fusewright.schedule.beside import readers_of
 from fusewright.schedule.groups import cut
-from fusewright.schedule.normalization import ChannelStatistics, Normalization, parse, parse_shared, parse_statistics
+from fusewright.schedule.normalization import (
+    ChannelStatistics,
+    Normalization,
+    parse,
+    parse_shared,
+    parse_statistics,
+    row_of,
+)
 
 CPU = torch.device("cpu")
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -479,16 +487,42 @@ class TestStatistics:
     """Those of a batch as a value of its own."""
 
     def check(self, x: Node, mean: float = 0.0, entries: int = 1) -> None:
-        root = make(ops.Statistics(1e-5), x)
-        c = parse_statistics(root, graph_of(root).users())
-        assert isinstance(c, ChannelStatistics), c
+        root = make(ops.Statistics(1e-5, 0.3), x)
+        c = self.parsed(root)
+        assert c.rows == (0, 1, 2, 3)
         k = of_channels(c, "fused_test")
         assert len(k.launches) == entries
         tensors = given(root)
         tensors = {n: t + mean if t.ndim > 1 else t for n, t in tensors.items()}
-        got, want = emulate(k, *(tensors[t] for t in c.sums.tensors)), truth(root, tensors)
-        assert got.shape == want.shape and got.dtype == root.dtype
-        torch.testing.assert_close(got.double(), want, rtol=4 * torch.finfo(root.dtype).eps, atol=1e-9)
+        results, want = emulate(k, *(tensors[t] for t in c.sums.tensors)), truth(root, tensors)
+        for node, got, row in zip(c.results, results, want, strict=True):
+            assert got.shape == node.shape and got.dtype == root.dtype
+            torch.testing.assert_close(got.double().flatten(), row, rtol=4 * torch.finfo(root.dtype).eps, atol=1e-9)
+
+    @staticmethod
+    def parsed(root: Node, *rows: int) -> ChannelStatistics:
+        """Some rows of statistics, the first two as those of the images; all where none are named."""
+        dims = (root.arg(0).ndim - 1, root.arg(0).ndim - 1, 1, 1)
+        graph = Graph((), tuple(row_of(root, row, dims[row]) for row in rows or range(4)))
+        c = parse_statistics(graph.outputs[0], graph.users(), readers_of(graph))
+        assert isinstance(c, ChannelStatistics), c
+        return c
+
+    def test_rows_that_nobody_reads_are_not_written(self) -> None:
+        root = make(ops.Statistics(1e-5), inp(0, 4, 6, 8))
+        c = self.parsed(root, 2, 3)
+        k = of_channels(c, "fused_test")
+        assert c.rows == (2, 3) and len(k.results) == 2
+        tensors = given(root)
+        for got, want in zip(emulate(k, *tensors.values()), truth(root, tensors)[2:], strict=True):
+            torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-9)
+
+    def test_what_reads_otherwise_than_by_rows_is_left_alone(self) -> None:
+        root = make(ops.Statistics(1e-5), inp(0, 4, 6, 8))
+        row, other = row_of(root, 0), make(ops.Slice(0, 0, 2, 1), root)
+        for outputs in ((row, pointwise("exp", other)), (root,), (row, pointwise("exp", row.arg(0)))):
+            graph = Graph((), outputs)
+            assert isinstance(parse_statistics(outputs[0], graph.users(), readers_of(graph)), str)
 
     @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
     @pytest.mark.parametrize("shape", [(4, 6, 5, 7), (4, 6, 8), (3, 2, 4, 4, 4), (40, 12), (33, 7)])
@@ -520,9 +554,7 @@ class TestStatistics:
 
     @staticmethod
     def _team(channels: int, dtype: torch.dtype) -> int:
-        root = make(ops.Statistics(1e-5), inp(0, 700, channels, dtype=dtype))
-        c = parse_statistics(root, graph_of(root).users())
-        assert isinstance(c, ChannelStatistics)
+        c = TestStatistics.parsed(make(ops.Statistics(1e-5), inp(0, 700, channels, dtype=dtype)))
         found = re.search(r"TEAM = (\d+),", of_channels(c, "fused_test").source)
         assert found is not None
         return int(found.group(1))
@@ -533,8 +565,7 @@ class TestStatistics:
 
     def test_what_reads_more_is_in_memory(self) -> None:
         x = pointwise("add", inp(0, 4, 6, 8), inp(1, 4, 6, 8))
-        c = parse_statistics(make(ops.Statistics(1e-5), x), graph_of(x).users())
-        assert isinstance(c, ChannelStatistics) and c.sums.tensors == (x,)
+        assert self.parsed(make(ops.Statistics(1e-5), x)).sums.tensors == (x,)
 
 
 class TestRefused:
