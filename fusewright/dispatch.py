@@ -114,8 +114,8 @@ class Runner:
         self.alone = alone
         self.calls = 0
         derive, self._forward = program.functions()
-        # Where nothing is opaque, ordinary tensors are all that operations come across.
-        self._direct = program.functions(direct=True)[1] if program.kernels and not program.effects else None
+        # Where nothing is foreign, ordinary tensors are all that operations come across.
+        self._direct = program.functions(direct=True)[1] if program.kernels and not program.foreign else None
         self._judged: tuple[object, bool, Held] = (None, False, NOTHING)
         self._derived = DerivedWeights(derive, program.sources, program.constants) if program.derived else None
         on_gpu = any(device.type == "cuda" for _, device in guard.kinds)

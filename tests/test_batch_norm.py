@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from fusewright import pipeline
 from fusewright.kernel import Kernel
 from fusewright.schedule.wishes import Wishes
-from tests.dropin import fast, kernels_of, program_calls, same
+from tests.dropin import Normed, fast, images, kernels_of, program_calls, same
 
 
 class Mean(nn.Module):
@@ -352,6 +352,34 @@ class TestTraining:
             ]
             emulated(built, model, x)
             assert all(map(torch.equal, running, want))
+
+    def test_kernels_are_called_directly(self) -> None:
+        """Updates bring no tensors that are not ordinary: without gradients, no kernel need look at its operands."""
+        model, x = Residual().train(), torch.randn(4, 8, 6, 7)
+        built = as_on_a_gpu(model, x)
+        assert built.program.kernels and not built.program.foreign
+        assert "add_" in built.program.source
+        f, eager = fast(Normed().train(), images(), kernels="always"), Normed().train()
+        eager.load_state_dict(f.state_dict())
+        (runner,) = {e.runner for e in f._fusewright.entries.values() if e.runner}
+        assert runner.program.kernels and runner._direct is not None
+        for _ in range(2):
+            x = images()
+            with torch.no_grad():
+                found = []
+                for model in (f, eager):
+                    torch.manual_seed(0)
+                    found.append(model(x))
+            torch.testing.assert_close(*found)
+        torch.testing.assert_close(f.state_dict(), eager.state_dict())
+        assert program_calls(f) > 0
+
+    def test_what_is_foreign(self) -> None:
+        class Found(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.logcumsumexp(torch.linalg.inv(x), 0).tanh()
+
+        assert pipeline.build(Found(), (torch.eye(4),), {}).program.foreign
 
     def test_one_norm_called_twice(self) -> None:
         """The second call takes in what the first one has written, of other values and of the same."""

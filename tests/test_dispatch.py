@@ -527,7 +527,7 @@ def test_a_pickle_leaves_kernels_of_another_architecture_behind(
         "constants": {},
         "derived": (),
         "sources": {},
-        "effects": True,
+        "foreign": True,
         "repeatable": False,
         "looks_up": False,
         "functions": lambda: (None, None),

@@ -55,7 +55,7 @@ class Program:
     reads: tuple[str, ...] = ()  # what `forward` reads itself, named like them
     kernels: tuple[Kernel, ...] = ()  # called by their names
     attributes: tuple[str, ...] = ()  # dotted paths of what it reads in the module beside parameters and buffers
-    effects: bool = False  # whether it does more than compute its outputs, as what is not understood may
+    foreign: bool = False  # whether it calls what is not understood, which may give what is no ordinary tensor
     repeatable: bool = False  # whether starting its launches again on other numbers is all that a call comes to
     structure: TreeSpec | None = None  # how `arranged` is to return the outputs, where text cannot say so
     looks_up: bool = False  # whether indices, or numbers, may be such that they are the end of it all on a GPU
@@ -111,7 +111,7 @@ def lower(
         reads=_paths(topological([*results, *effects], derived)),
         kernels=tuple(kernels),
         attributes=tuple(sorted(set(attributes) & {n.op.key for n in nodes if isinstance(n.op, ops.Constant)})),
-        effects=bool(effects),
+        foreign=any(isinstance(e.op, ops.Opaque) and not e.op.is_update for e in effects),
         repeatable=_is_repeatable(graph, effects),
         structure=out_spec if out_spec is not None and odd_container(out_spec) is not None else None,
         looks_up=any(k.looks_up for k in kernels) or any(_looks_up(n) for n in nodes if n not in below),

@@ -756,6 +756,12 @@ class Opaque(Op):
         return not overload._schema.is_mutable and not draws
 
     @property
+    def is_update(self) -> bool:
+        """Whether it is one of ATen's that writes to its first operand, and gives that."""
+        name = self.target.split(".")[1]
+        return self.target.startswith("aten.") and name.endswith("_") and not name.endswith("__")
+
+    @property
     def may_write(self) -> bool:
         """Whether it may write to an operand: by its schema, to running statistics, or as a stranger's may."""
         known = self.target.startswith("aten.")
