@@ -10,6 +10,8 @@ import pytest
 import torch
 from solutions import agrees_on_a_cpu, cuda_source, load, nvcc, problem, ruff, write
 
+from fusewright.emit.trying import tried
+
 INIT = "self.norm = nn.LayerNorm(96)\nself.head = nn.Linear(96, 96)"
 FORWARD = "def forward(self, x, y):\n    h = x + y\n    return h * self.head(self.norm(h)), h"
 INPUTS = "[torch.randn(40, 96), torch.randn(40, 96)]"
@@ -51,3 +53,19 @@ def test_gradients(made: tuple[Path, Path]) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 def test_the_cuda_part_compiles(made: tuple[Path, Path], tmp_path: Path) -> None:
     nvcc(*cuda_source(load(made[1])), tmp_path)
+
+
+def test_batch_norm_in_training(tmp_path: Path) -> None:
+    """Statistics are several results, what normalises by them is given parameters as the model holds them, and the
+    solution's own C++ compares their shapes."""
+    init, forward = "self.norm = nn.BatchNorm2d(8)", "def forward(self, x):\n    return F.celu(self.norm(x) + x) * 0.5"
+    path = problem(tmp_path, init, forward, "[torch.randn(4, 8, 6, 7)]")
+    made = path, write(path)
+    text = made[1].read_text()
+    assert "fused_sub_mul_add_celu_mul(x, norm_bias, norm_weight, fused" in text
+    assert "fused_statistics" in text and "Launches the kernel and returns out, out1, out2, out3." in text
+    facts = tried(*made, "cpu", target="cuda", timed=False)
+    assert facts["stands in"] and facts["errors"]["outputs"]["new"] < 1e-5
+    assert facts["errors"]["gradients"]["new"] < 1e-4
+    if shutil.which("nvcc") is not None:
+        nvcc(*cuda_source(load(made[1])), tmp_path)
