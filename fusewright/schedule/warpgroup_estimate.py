@@ -47,8 +47,9 @@ from fusewright.schedule.warpgroup_staging import (
 MOST_BLOCKS, FITTED_BLOCKS = 8, 4
 # Registers of a thread that the compiler finds where that makes room for a second block.
 FOUND = 8
-# The fewest registers that instructions of a warpgroup compile with: some do not with 32.
-FEWEST = 40
+# The fewest registers that instructions of a warpgroup compile with: some do not with 32, of 112 columns with 80, beside
+# one for every two columns.
+FEWEST, BESIDE_COLUMNS = 40, 26
 # Registers of a producer beside the elements on their way, and more of them where its rows lie along two dimensions; of
 # those who leave some to producers, beside their estimate; the most of any thread.
 PRODUCER, DEEP, KEPT, MOST_OF_THREAD = 72, 32, 16, 240
@@ -84,7 +85,7 @@ def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
 
 def _fitting(c: Contraction, t: WarpgroupCut, shared: int, registers: int) -> int:
     """Blocks that fit, whose threads that multiply have so many registers, or as many as they compile with."""
-    registers = max(FEWEST, registers)
+    registers = max(FEWEST, ceil((t.products(c).columns // 2 + BESIDE_COLUMNS) / 8) * 8, registers)
     if not t.producers:
         return fitting(t.threads, shared, registers)
     wanted = t.warps * registers + t.producers * producer_registers(c, t)

@@ -337,6 +337,7 @@ REAL = {
     "transposed, softmax": Case((64, 64), 32, 64, (4, 4), (2, 2), transposed=True, softmax="softmax"),
     "transposed, sums": Case((64, 64), 24, 40, (4, 4), (2, 2), transposed=True, fold="sum", fold_dims="p"),
     "bfloat16": Case((96, 96), 24, 20, dtype=BF16, before=("gelu",)),
+    "many columns": Case((200_000,), 3, 111, (2,), (1,), (0,), (3,), before=("hardswish",), fold="max", fold_dims="cp"),
 }
 
 
