@@ -73,7 +73,7 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
     }
     row |= {"rules": [fired.rule for fired in built.rewritten.fired], "kernels": [asdict(c) for c in built.choices]}
     row["tiles"] = [decision.option for decision in built.decisions.values()]
-    fast, runner = _drop_in(model, built, x)
+    fast, runner = drop_in(model, built, x)
     accuracy = Accuracy(model, fast, x, sizes.flops, sizes.middle).checked()
     if not runner.calls:
         raise RuntimeError("the model ran in place of the program made of it")
@@ -82,7 +82,7 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
     if _declined(built):
         chosen = build(model, (x,), {}, kernels="auto")
         row["auto"] = [asdict(c) for c in chosen.choices]
-        entrants = {"fusewright": _drop_in(model, chosen, x)[0], "always": fast}
+        entrants = {"fusewright": drop_in(model, chosen, x)[0], "always": fast}
     row["reasons"] = admit(entrants, model, (x,), names)
     row["lost"] = next((name for name, reason in row["reasons"].items() if LOST in reason), "")
     if row["lost"]:
@@ -114,7 +114,7 @@ def model_from(source: str, device: torch.device) -> nn.Module:
         return load_problem(path).build(device=device).eval().requires_grad_(False)
 
 
-def _drop_in(model: nn.Module, built: Built, x: Tensor) -> tuple[nn.Module, Runner]:
+def drop_in(model: nn.Module, built: Built, x: Tensor) -> tuple[nn.Module, Runner]:
     """What `optimize` returns for this program, to be called without gradients, and what counts its calls."""
     graph = built.captured.graph
     guard = guard_of((x,), {}, tuple(n.shape for n in graph.inputs), graph.symbols)

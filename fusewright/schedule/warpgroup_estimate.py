@@ -47,8 +47,8 @@ from fusewright.schedule.warpgroup_staging import (
 MOST_BLOCKS, FITTED_BLOCKS = 8, 4
 # Registers of a thread that the compiler finds where that makes room for a second block.
 FOUND = 8
-# The fewest registers that instructions of a warpgroup compile with: some do not with 32, of 112 columns with 80, beside
-# one for every two columns.
+# The fewest registers that instructions of a warpgroup compile with: some do not with 32, of 112 columns not with 80;
+# so many beside one for every two columns.
 FEWEST, BESIDE_COLUMNS = 40, 26
 # Registers of a producer beside the elements on their way, and more of them where its rows lie along two dimensions; of
 # those who leave some to producers, beside their estimate; the most of any thread.

@@ -333,23 +333,33 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 
         const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, round = now.round;
         const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
-        const auto keep = [&](const Compute (&acc)[FEATURES][PLANES][ROWS][RUN], int phase_d, int phase_h, int phase_w) {
+        const auto keep = [&](const Compute (&acc)[FEATURES][PLANES][ROWS][RUN], int phase_d, int phase_h) {
 #pragma unroll
             for (int o = 0; o < FEATURES; ++o)
 #pragma unroll
                 for (int pd = 0; pd < PLANES; ++pd)
 #pragma unroll
-                    for (int rh = 0; rh < ROWS; ++rh)
+                    for (int rh = 0; rh < ROWS; ++rh) {
+                        const int feature = first_feature + team * FEATURES + o;
+                        const int at = group * O + min(feature, O - 1);
+                        const int d = (unit_d * PLANES + pd) + phase_d, h = (unit_h * ROWS + rh) + phase_h;
+                        Compute run[RUN];
 #pragma unroll
-                        for (int r = 0; r < RUN; ++r) {
-                            const int feature = first_feature + team * FEATURES + o;
-                            const int at = group * O + min(feature, O - 1);
-                            const int d = (unit_d * PLANES + pd) + phase_d, h = (unit_h * ROWS + rh) + phase_h;
-                            const int w = (unit_w * RUN + r) + phase_w;
-                            if (active) strip[((team * FEATURES + o) * 16 + h) * 64 + w] = before(acc[o][pd][rh][r], at);
-                        }
+                        for (int r = 0; r < RUN; ++r)
+                            run[r] = before(acc[o][pd][rh][r], at);
+                        const int w = (unit_w * RUN);
+                        Compute* const to = &strip[((team * FEATURES + o) * 16 + h) * 64 + w];
+                        if (active)
+#pragma unroll
+                            for (int i = 0; i < RUN; i += 4) {
+                                Several<Compute, 4> several;
+#pragma unroll
+                                for (int j = 0; j < 4; ++j) several.at[j] = run[i + j];
+                                *reinterpret_cast<Several<Compute, 4>*>(to + i) = several;
+                            }
+                    }
         };
-        keep(acc[0], 0, 0, 0);
+        keep(acc[0], 0, 0);
         __syncthreads();
         for (int begin = threadIdx.x; begin < 900; begin += 4 * THREADS) {
             Compute overs[4];

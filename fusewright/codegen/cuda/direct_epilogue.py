@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
@@ -32,6 +32,17 @@ if (round < ROUNDS - 1) {
     running[cell] = over;
     continue;
 }
+"""
+_FEATURES = "for (int o = 0; o < FEATURES; ++o)"
+_LEAVE = """
+if (active)
+#pragma unroll
+    for (int i = 0; i < $count; i += $vector) {
+        Several<Compute, $vector> several;
+#pragma unroll
+        for (int j = 0; j < $vector; ++j) several.at[j] = run[i + j];
+        *reinterpret_cast<Several<Compute, $vector>*>(to + i) = several;
+    }
 """
 _CHANNEL = "const int at = group * O + first_feature + o;"
 
@@ -165,6 +176,13 @@ class DirectEpilogue(ValueText):
 
     def kept(self, phases: list[tuple[int, int, int]]) -> Lines:
         """Take on the values that threads have."""
+        if self.vector > 1:
+            beside = self.box.sides[2].period
+            calls = []
+            for i, (d, h, _) in list(enumerate(phases))[::beside]:
+                assert phases[i : i + beside] == [(d, h, w) for w in range(beside)], phases
+                calls.append(f"keep({', '.join(f'acc[{i + n}]' for n in range(beside))}, {d}, {h});")
+            return [*self._keep_runs(), *calls]
         if not folded_early(self.c):
             return [*self._keep(), *(f"keep(acc[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
         if self.t.at_once > 1:
@@ -222,6 +240,47 @@ class DirectEpilogue(ValueText):
         to = f"{self.kept_type} (&over)[PLANES][ROWS][RUN]" if folded_early(self.c) else _PHASE
         head = f"const auto keep = [&]({kind} (&acc)[FEATURES][PLANES][ROWS][RUN], {to})"
         return [*block(head, [*changed, *nest(loops, lines)])[:-1], "};"]
+
+    @property
+    def vector(self) -> int:
+        """Values along w that a thread leaves in the strip at once: those of a run, of all phases, are neighbours, and
+        threads that leave one at a time, as far apart, would meet in a bank."""
+        if self.stays or folded_early(self.c) or self.t.owned != (1, 1, 1) or self.kept_type != "Compute":
+            return 1
+        assert self.t.x_elements % 8 == self.t.w_elements % 8 == 0, "strips begin at vectors"
+        return gcd(self.t.t.run * self.box.sides[2].period, self.t.extents[2], 16 // self.t.compute_bytes)
+
+    def _keep_runs(self) -> Lines:
+        """A lambda that leaves the runs of all phases along w in the strip."""
+        beside = self.box.sides[2].period
+        names = [f"acc_{n}" for n in range(beside)] if beside > 1 else ["acc"]
+        products = [f"{name}[o][pd][rh][r]" for name in names]
+        feature = ["const int feature = first_feature + team * FEATURES + o;"]
+        at = ["const int at = group * O + min(feature, O - 1);"] if self.changes else []
+        changed = self.all_changed(products, [_FEATURES], [*feature, *at], [*_ROWS, _ALONG])
+        d, h, w = (times(text, side.period) for text, side in zip(_OWN, self.box.sides, strict=True))
+        each: Lines = []
+        for n, product in enumerate(products):
+            value, inside = self.changed(product), []
+            if self.overhangs:
+                place = (f"const int w = {w}{f' + {n}' if n else ''};", f"const bool inside = {self.exists('dhw')};")
+                value, inside = self.there_or_empty("inside", value), [*place]
+            put = [*inside, f"run[{times('r', beside)}{f' + {n}' if n else ''}] = {value};"]
+            each += block("", put) if len(put) > 1 and beside > 1 else put
+        lines = [
+            *(feature if self.changes and not self.late else []),
+            *(at if self.one_by_one else []),
+            f"const int d = {d} + phase_d, h = {h} + phase_h;",
+            f"Compute run[{times('RUN', beside)}];",
+            *nest([_ALONG], each),
+            f"const int w = {times('unit_w * RUN', beside)};",
+            f"Compute* const to = &strip[{self.at('(team * FEATURES + o)', self.t.extents)}];",
+            *fill(_LEAVE, count=times("RUN", beside), vector=self.vector),
+        ]
+        kind = "Compute" if changed else "const Compute"
+        own = ", ".join(f"{kind} (&{name})[FEATURES][PLANES][ROWS][RUN]" for name in names)
+        head = f"const auto keep = [&]({own}, int phase_d, int phase_h)"
+        return [*block(head, [*changed, *nest([_FEATURES, *_ROWS], lines)])[:-1], "};"]
 
     def _place(self) -> Lines:
         """Where the value at hand lies inside the tile."""
