@@ -116,6 +116,21 @@ def _footprint(record: dict[str, Any], name: str) -> str:
     return "\n".join([f"{title}, a process each, `results/{name}`:", "", *_rows(columns, rows, words=1)]) + "\n"
 
 
+def _counters(record: dict[str, Any], name: str) -> str:
+    """What limits a kernel: each model's longest."""
+    rows = []
+    for row in record["rows"]:
+        kernel = max(row["kernels"], key=lambda kernel: kernel["seconds"])
+        waits = max(kernel["waits"], key=kernel["waits"].__getitem__)
+        busy = [f"{percent:.0f}%" for percent in kernel["busy"].values()]
+        ends = [f"{kernel['warps']:.0f}", waits]
+        label = f"{row['model']}: {row['name']}" if "name" in row else row["model"]
+        rows.append([label, _number(kernel["seconds"] * 1e3), *busy, *ends])
+    columns = ["model", "ms", *record["rows"][0]["kernels"][0]["busy"], "warps", "they wait most for"]
+    title = f"{_where(record['environment'])}; the longest kernel of each, how much of its time parts are busy"
+    return "\n".join([f"{title}, `results/{name}`:", "", *_rows(columns, rows, words=1)]) + "\n"
+
+
 def _scaling(record: dict[str, Any], name: str) -> str:
     """How times grow with one number at a time."""
     rows = []
@@ -337,6 +352,7 @@ RANDOM = (
     "cpu_random.json",
 )
 WRITERS: dict[str, Callable[[dict[str, Any], str], str]] = {
+    ".*_counters.*": _counters,
     "cpu_footprint.*": _footprint,
     "cpu_scaling.*": _scaling,
     ".*_networks.*": _networks,

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other by name, as scripts do
 
 import configurations  # noqa: E402
+import counters  # noqa: E402
 import footprint  # noqa: E402
 import functions  # noqa: E402
 import fused  # noqa: E402
@@ -512,3 +513,22 @@ def test_every_script_finds_what_it_imports(script: str) -> None:
 def test_ways_to_write_compile(way: str) -> None:
     """They are made of the texts that kernels are."""
     assert nvrtc.compile(stores.writer(stores.WAYS[way], 95).kernel.source, "sm_90")
+
+
+def test_counters_of_kernels() -> None:
+    """A page as Nsight Compute writes it: messages, names, units, and a line for each kernel."""
+    names = ["ID", "Kernel Name", *counters.metrics()]
+    units = ["", "", "us", "warp", *["%"] * len(counters.BUSY), *["inst"] * len(counters.REASONS)]
+    values = [
+        "0",
+        "fused_conv(const float *)",
+        "1,250.5",
+        "12.0",
+        *["40"] * len(counters.BUSY),
+        *["2"] * len(counters.REASONS),
+    ]
+    page = "\n".join(["==PROF== Connected", *(",".join(f'"{cell}"' for cell in row) for row in (names, units, values))])
+    (kernel,) = counters.read(page)
+    assert kernel["kernel"] == "fused_conv" and kernel["seconds"] == pytest.approx(1.2505e-3) and kernel["warps"] == 12
+    assert set(kernel["busy"].values()) == {40.0} and sum(kernel["waits"].values()) == pytest.approx(1)
+    assert counters.read("==WARNING== No kernels were profiled.") == []
