@@ -135,7 +135,7 @@ def profiled(models: list[str]) -> dict[str, Any]:
         raise SystemExit("ncu (Nsight Compute) is not on the PATH: it reads a GPU's counters")
     with tempfile.TemporaryDirectory() as folder:
         log, told = Path(folder) / "log.csv", Path(folder) / "told.json"
-        how = ["--clock-control", "none", "--profile-from-start", "off", "--kernel-name", "regex:^fused_"]
+        how = ["--clock-control", "none", "--profile-from-start", "off", "--kernel-name", "regex:fused_"]
         page = ["--csv", "--page", "raw", "--metrics", ",".join(metrics()), "--log-file", str(log)]
         own = [sys.executable, __file__, "--told", str(told), *models]
         subprocess.run([ncu, *how, *page, *own], check=True, stdout=sys.stderr)

@@ -52,6 +52,8 @@ from fusewright.schedule.warpgroup_staging import (
     vector,
 )
 
+# Features in eights from which on an instruction multiplies them for as long as it reads positions.
+ENOUGH = 8
 # Into so many parts a block's way along d may be cut, each of which begins anew.
 PARTS = 8
 
@@ -207,7 +209,8 @@ def _shapes(c: Contraction, lengths: Lengths) -> Iterator[CarriedTile]:
         columns = 8 * eights_m * max(c.carried.count)
         high, broad = (1, 64) if wide else (8, 8)
         if (
-            columns > MOST_FEATURES
+            eights_m >= ENOUGH
+            or columns > MOST_FEATURES
             or tiles_h * high >= 2 * lengths[1] + high
             or tiles_w * broad >= 2 * lengths[2] + broad
         ):
