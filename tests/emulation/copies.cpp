@@ -98,6 +98,14 @@ void add_to(const float* at, int count) {
     self.sums[self.adding++] = {at, count, self.commits};
 }
 
+void settled(const float* at) {
+    for (int i = 0; i < current->adding; ++i) {
+        const Sums& sums = current->sums[i];
+        if (sums.at <= at && at < sums.at + sums.count)
+            fail("wgmma: a register is taken over before its products have been waited for");
+    }
+}
+
 void products_commit() { ++current->commits; }
 
 void products_wait(int pending) {

@@ -134,6 +134,7 @@ void landing_close(const void* at);
 void landing_wait(const void* at, int turn, int line);
 void hold(const void* at, int bytes);
 void add_to(const float* at, int count);
+void settled(const float* at);
 void products_commit();
 void products_wait(int pending);
 // The place in the dynamic shared memory of block `rank` of the cluster that `own` is in this one's.

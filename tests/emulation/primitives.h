@@ -324,9 +324,12 @@ inline unsigned forgotten(unsigned x) { return x; }
 template <class T> inline T* forgotten(T* x) { return x; }
 #endif
 #ifdef USES_take_over
-inline void take_over(float& to, float from) { to = from; }
+inline void take_over(float& to, const float& from) {
+    emulation::settled(&to);
+    emulation::settled(&from);
+    to = from;
+}
 #endif
-
 #ifdef USES_at_hand
 inline void at_hand(float&) {}
 inline void at_hand(unsigned&) {}

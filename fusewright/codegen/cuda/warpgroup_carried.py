@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, groupby
 from math import prod
 from typing import ClassVar
 
@@ -73,26 +74,28 @@ class CarriedWriter(PositionWriter):
         per_row = max(p.per_row for p in self.weights.taps)
         unroll = max(1, min(vectors // 2, UNROLLED // (each * per_row)))
         planes: Lines = []
-        last: tuple[int, int] | None = None
-        for plane, (first, count) in enumerate(zip(own.first, own.count, strict=True)):
+        for (first, count), run in groupby(enumerate(zip(own.first, own.count, strict=True)), lambda each: each[1]):
+            alike = [plane for plane, _ in run]
             if count == 0:
-                planes += fill(_NO_PLANE, plane=plane)
+                planes += [line for plane in alike for line in fill(_NO_PLANE, plane=plane)]
                 continue
-            planes += fill(_BETWEEN) if last not in (None, (first, count)) else []
-            last = first, count
-            instruction = f"wgmma_{FLAVOURS[self.c.multiplied]}_{self.t.block_m * count}"
-            planes += fill(_PLANE, plane=plane, unroll=unroll, products=self._products(instruction, first, count))
+            whole = count == len(own.taps[0])
+            sums = f"{'acc[0]' if whole else 'part'}[e][rh][tile]"
+            products = self._products(f"wgmma_{FLAVOURS[self.c.multiplied]}_{self.t.block_m * count}", sums)
+            each_plane = (fill(_PLANE, plane=plane, unroll=unroll, products=products) for plane in alike)
+            places = {"begin": alike[0], "end": alike[-1] + 1, "first": first, "count": count}
+            planes += fill(_IN_PLACE if whole else _APART, planes=list(chain(*each_plane)), **places)
         return fill(_MULTIPLY, accumulators=among(self.t, self.accumulators()), ahead=self.ahead(), planes=planes)
 
     def products(self, instruction: str) -> Lines:
-        return self._products(instruction, self.carried.first[0], self.carried.count[0])
-
-    def _products(self, instruction: str, first: int, count: int) -> Lines:
-        """Those of a plane, which belongs to `count` positions from the `first` on."""
-        whole = count == len(self.carried.taps[0])
-        of_w, of_x = ("", "") if self.paired else (" + (tap * VECTORS + k) * CARRIED", "k * PLANE + ")
+        first, count = self.carried.first[0], self.carried.count[0]
         sums = "acc[0][e][rh][tile]"
-        sums = sums if whole else f"slots<{first}, {count}>({sums})"
+        whole = count == len(self.carried.taps[0])
+        return self._products(instruction, sums if whole else f"slots<{first}, {count}>({sums})")
+
+    def _products(self, instruction: str, sums: str) -> Lines:
+        """Those of a plane."""
+        of_w, of_x = ("", "") if self.paired else (" + (tap * VECTORS + k) * CARRIED", "k * PLANE + ")
         return fill(_PRODUCTS, instruction=instruction, of_w=of_w, of_x=of_x, sums=sums)
 
     def place_of_weights(self) -> Place:
@@ -192,15 +195,54 @@ for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
 _MULTIPLY = """
 $accumulators
 
+// Those of a cell that `COUNT` positions have.
+template <int COUNT> using Part = float[PER_CELL][TILES_H * ROWS_H][TILES_W][COUNT * M_TILES][4];
+
+// The sums of `COUNT` positions from the first on, in registers of their own, and back to where they were.
+template <int FIRST, int COUNT>
+__device__ __forceinline__ void take_part(Accumulators& sums, Part<COUNT>& part, bool back) {
+#pragma unroll
+    for (int i = 0; i < PER_CELL * TILES_H * ROWS_H * TILES_W; ++i) {
+        const int e = i / (TILES_H * ROWS_H * TILES_W), rh = i / TILES_W % (TILES_H * ROWS_H), tile = i % TILES_W;
+#pragma unroll
+        for (int m = 0; m < 4 * M_TILES * COUNT; ++m) {
+            float &own = part[e][rh][tile][m / 4][m % 4], &sum = sums[0][e][rh][tile][FIRST * M_TILES + m / 4][m % 4];
+            if (back) take_over(sum, own); else take_over(own, sum);
+        }
+    }
+}
+
 // Start adding the products of a staged chunk with `rows` rows of taps from `first` on, plane by plane.  The columns
 // that one tap reads lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
 template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
 __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
                                          int rows) {
     $ahead
+    $planes
+}
+"""
+
+# Planes that belong to all positions under way, and such as belong to some of them.  Only products of one shape are
+# added up in order: others that meet in a register have to be waited for.  Where they meet as parts of one array, the
+# assembler waits for each product on its own; so some have registers of their own in the meantime.
+_IN_PLACE = """
+if (first < $end * TAPS_H && first + rows > $begin * TAPS_H) {
     warpgroup_arrive();
     $planes
     warpgroup_commit();
+    warpgroup_wait();
+}
+"""
+
+_APART = """
+if (first < $end * TAPS_H && first + rows > $begin * TAPS_H) {
+    Part<$count> part;
+    take_part<$first, $count>(acc, part, false);
+    warpgroup_arrive();
+    $planes
+    warpgroup_commit();
+    warpgroup_wait();
+    take_part<$first, $count>(acc, part, true);
 }
 """
 
@@ -217,13 +259,6 @@ for (int row = max(first, $plane * TAPS_H); row < min(first + rows, ($plane + 1)
                 $products
     w += TAPS_W * VECTORS * CARRIED;
 }
-"""
-
-# Only products of one shape are added up in order.
-_BETWEEN = """
-warpgroup_commit();
-warpgroup_wait();
-warpgroup_arrive();
 """
 
 # Of a plane that belongs to no position.
