@@ -374,6 +374,18 @@ class TestTraining:
         torch.testing.assert_close(f.state_dict(), eager.state_dict())
         assert program_calls(f) > 0
 
+    @pytest.mark.parametrize("shape", [(6, 1), (6, 1, 9), (6, 1, 5, 4)], ids=len)
+    def test_of_one_channel(self, shape: tuple[int, ...]) -> None:
+        """A row of its statistics may have the shape in which it is read."""
+        torch.manual_seed(0)
+        norm = nn.BatchNorm2d(1) if len(shape) == 4 else nn.BatchNorm1d(1)
+        model, x = nn.Sequential(norm, nn.SiLU()).train(), torch.randn(shape)
+        truth, built = copy.deepcopy(model).double(), as_on_a_gpu(model, x)
+        assert "fused_statistics" in built.program.source
+        torch.testing.assert_close(emulated(built, model, x).double(), truth(x.double()), rtol=1e-5, atol=1e-5)
+        for key, value in truth.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[key].to(value.dtype), value, rtol=1e-6, atol=1e-6)
+
     def test_what_is_foreign(self) -> None:
         class Found(nn.Module):
             def forward(self, x: Tensor) -> Tensor:

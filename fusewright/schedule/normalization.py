@@ -128,7 +128,7 @@ def parse_statistics(root: Node, users: Users, readers: Readers) -> ChannelStati
     if found is None:
         return f"{root!r} is no row of statistics"
     statistics, _ = found
-    results = [shown for row in readers[statistics] for shown in readers[row]]
+    results = [shown for row in readers[statistics] for shown in _shown(row, readers)]
     rows = [of[1] for of in map(_row_of_statistics, results) if of is not None]
     if results[0] is not root or len(rows) < len(results):
         return f"{root!r} is not the first of what is read of {statistics!r}"
@@ -152,9 +152,15 @@ def row_of(statistics: Node, row: int, ndim: int = 1) -> Node:
 def _row_of_statistics(node: Node) -> tuple[Node, int] | None:
     """The statistics that `node` is a row of, and which one; `None` where it is none."""
     row = node.arg(0) if isinstance(node.op, ops.Reshape) else node
-    if row is node or not isinstance(row.op, ops.Slice) or row.shape[0] != 1:
+    if not isinstance(row.op, ops.Slice) or row.shape[0] != 1:
         return None
     return (row.arg(0), row.op.start) if isinstance(row.arg(0).op, ops.Statistics) else None
+
+
+def _shown(row: Node, readers: Readers) -> Iterable[Node]:
+    """A row of statistics as it is read: of one channel it may have that shape as it is."""
+    found = readers[row]
+    return found if all(isinstance(n.op, ops.Reshape) for n in found) else (row,)
 
 
 def without_running(norm: Node) -> Node | None:
