@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from fusewright import pipeline
 from fusewright.kernel import Kernel
+from fusewright.runtime.operators import operator
 from fusewright.schedule.wishes import Wishes
 from tests.dropin import Normed, fast, images, kernels_of, program_calls, same
 
@@ -385,6 +386,14 @@ class TestTraining:
         torch.testing.assert_close(emulated(built, model, x).double(), truth(x.double()), rtol=1e-5, atol=1e-5)
         for key, value in truth.state_dict().items():
             torch.testing.assert_close(model.state_dict()[key].to(value.dtype), value, rtol=1e-6, atol=1e-6)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_operators_of_statistics_hold(self, dtype: torch.dtype) -> None:
+        """Where no kernel runs, rows of one tensor are results with memory of their own, as those of a kernel are."""
+        x = torch.randn(4, 8, 6, 7, dtype=dtype)
+        kernels = as_on_a_gpu(Residual().to(dtype).train(), x).program.kernels
+        (statistics,) = (kernel for kernel in kernels if "statistics" in kernel.name)
+        torch.library.opcheck(operator(statistics).overload, (x.requires_grad_(),))
 
     def test_what_is_foreign(self) -> None:
         class Found(nn.Module):

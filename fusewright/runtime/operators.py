@@ -125,7 +125,8 @@ def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callabl
         made: list[Tensor] = []
         for value, array in zip(_several(reference(*tensors)), kernel.results, strict=True):
             value = value.contiguous(memory_format=FORMATS[array.layout][value.ndim])
-            alias = any(_torch._C._is_alias_of(value, t) for t in (*tensors, *made))
+            # What begins within other memory, as a row of several does, has no memory of its own either.
+            alias = value.storage_offset() > 0 or any(_torch._C._is_alias_of(value, t) for t in (*tensors, *made))
             made.append(value.clone() if alias else value)
         return tuple(made) if kernel.also else made[0]
 
