@@ -113,7 +113,7 @@ def forwards(models: list[str], told: Path) -> None:
     found: list[dict[str, Any]] = []
     for name in models:
         model, x = _model(name)
-        built = pipeline.build(model, (x,), {})
+        built = pipeline.build(model, (x,), {}, kernels="auto", gradients=False)
         launches = sum(len(kernel.launches) for kernel in built.program.kernels)
         fast, _ = random_configurations.drop_in(model, built, x)
         with torch.no_grad():
