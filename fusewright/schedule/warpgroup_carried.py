@@ -108,8 +108,11 @@ def under_way(c: Contraction, t: CarriedTile) -> int:
 
 
 def _registers_of(c: Contraction, t: CarriedTile) -> int:
-    """A thread's, if it could have as many as it likes: the complete cell's values are among its accumulators."""
-    return registers_of(c, t) + under_way(c, t) - accumulators(c, t)
+    """A thread's, if it could have as many as it likes: the complete cell's values are among its accumulators, unless
+    planes belong to different positions, whose sums are moved for each."""
+    assert c.carried is not None
+    moved = 0 if c.carried.alike else accumulators(c, t)
+    return registers_of(c, t) + under_way(c, t) - accumulators(c, t) + moved
 
 
 @remembered

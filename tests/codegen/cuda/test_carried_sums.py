@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     ),
     "windows that overlap": (
         volume((10, 9, 10), 16, 5, THREES, ONES, ONES, pool="avg", window=(3, 2, 2), step=TWOS, pool_padding=(1, 0, 0)),
-        {"chunk": 16},
+        {"chunk": 16, "producers": 4},
     ),
     "windows with gaps": (
         volume((14, 9, 10), 16, 5, THREES, ONES, ONES, pool="max", window=(2, 2, 2), step=(3, 2, 2)),
