@@ -126,7 +126,7 @@ def carried(c: Contraction) -> Contraction | None:
     d, h, w = c.axes
     if not c.dims[0] and len(c.dims[1]) == 1:
         (d, h), c = (h, d), replace(c, axes=(h, d, w), dims=(c.dims[1], (), c.dims[2]))
-    along, low = walk(d, 2), d.reach()[0]
+    along, low = walk(d, cells=2), d.reach()[0]  # of several cells, as far apart as any
     rows = d.advance * along.between // along.step
     if d.together > 1 or not all(p.taps for p in d.phases) or d.advance * along.between % along.step:
         return None
@@ -139,7 +139,8 @@ def carried(c: Contraction) -> Contraction | None:
 
 
 def _taps(axis: Axis, rows: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Cells that `rows` planes of a slab belong to, and of each plane the tap of all of those cells' positions."""
+    """How many cells a slab of so many planes, `rows`, belongs to, and of each plane the taps of all their positions
+    (`Carried.taps`)."""
     found = {}
     for p in axis.phases:
         for j, tap in product(range(len(p.elements)), range(len(p.taps))):

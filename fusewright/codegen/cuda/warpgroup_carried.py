@@ -152,29 +152,38 @@ __device__ __forceinline__ auto slots(float (&sums)[SLOTS * M_TILES][4]) -> floa
     return reinterpret_cast<float (&)[COUNT * M_TILES][4]>(sums[FIRST * M_TILES]);
 }
 
+// Instructions of a thread, for each of which it has sums: of an element of its cells along w, a row and 64 positions.
+constexpr int PRODUCTS = PER_CELL * TILES_H * ROWS_H * TILES_W;
+struct Product { int e, rh, tile; };
+__device__ __forceinline__ constexpr Product product_of(int i) {
+    return {i / (TILES_H * ROWS_H * TILES_W), i / TILES_W % (TILES_H * ROWS_H), i % TILES_W};
+}
+
 // The sums of the oldest cell.
 __device__ __forceinline__ void complete(const Accumulators& products, Sums& sums) {
 #pragma unroll
     for (int rd = 0; rd < ROWS_D; ++rd)
 #pragma unroll
-        for (int i = 0; i < PER_CELL * TILES_H * ROWS_H * TILES_W; ++i) {
-            const int e = i / (TILES_H * ROWS_H * TILES_W), rh = i / TILES_W % (TILES_H * ROWS_H), tile = i % TILES_W;
+        for (int i = 0; i < PRODUCTS; ++i) {
+            const Product at = product_of(i);
 #pragma unroll
-            for (int m = 0; m < 4 * M_TILES; ++m)
-                sums[rd][e][rh][tile][m / 4][m % 4] = products[0][e][rh][tile][rd * M_TILES + m / 4][m % 4];
+            for (int m = 0; m < 4 * M_TILES; ++m) {
+                const float sum = products[0][at.e][at.rh][at.tile][rd * M_TILES + m / 4][m % 4];
+                sums[rd][at.e][at.rh][at.tile][m / 4][m % 4] = sum;
+            }
         }
 }
 
 // Put every cell in the place of the one before, and nothing in that of the last.
 __device__ __forceinline__ void make_room(Accumulators& products) {
 #pragma unroll
-    for (int i = 0; i < PER_CELL * TILES_H * ROWS_H * TILES_W; ++i) {
-        const int e = i / (TILES_H * ROWS_H * TILES_W), rh = i / TILES_W % (TILES_H * ROWS_H), tile = i % TILES_W;
+    for (int i = 0; i < PRODUCTS; ++i) {
+        const Product at = product_of(i);
 #pragma unroll
         for (int m = 0; m < 4 * M_TILES * SLOTS; ++m) {
+            float(&own)[SLOTS * M_TILES][4] = products[0][at.e][at.rh][at.tile];
             const int next = m / 4 + ROWS_D * M_TILES;
-            const float sum = next < M_TILES * SLOTS ? products[0][e][rh][tile][next % (M_TILES * SLOTS)][m % 4] : 0.0f;
-            take_over(products[0][e][rh][tile][m / 4][m % 4], sum);
+            take_over(own[m / 4][m % 4], next < M_TILES * SLOTS ? own[next % (M_TILES * SLOTS)][m % 4] : 0.0f);
         }
     }
 }
@@ -202,11 +211,12 @@ template <int COUNT> using Part = float[PER_CELL][TILES_H * ROWS_H][TILES_W][COU
 template <int FIRST, int COUNT>
 __device__ __forceinline__ void take_part(Accumulators& sums, Part<COUNT>& part, bool back) {
 #pragma unroll
-    for (int i = 0; i < PER_CELL * TILES_H * ROWS_H * TILES_W; ++i) {
-        const int e = i / (TILES_H * ROWS_H * TILES_W), rh = i / TILES_W % (TILES_H * ROWS_H), tile = i % TILES_W;
+    for (int i = 0; i < PRODUCTS; ++i) {
+        const Product at = product_of(i);
 #pragma unroll
         for (int m = 0; m < 4 * M_TILES * COUNT; ++m) {
-            float &own = part[e][rh][tile][m / 4][m % 4], &sum = sums[0][e][rh][tile][FIRST * M_TILES + m / 4][m % 4];
+            float& own = part[at.e][at.rh][at.tile][m / 4][m % 4];
+            float& sum = sums[0][at.e][at.rh][at.tile][FIRST * M_TILES + m / 4][m % 4];
             if (back) take_over(sum, own); else take_over(own, sum);
         }
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ from fusewright.schedule import warpgroup_carried
 from fusewright.schedule import warpgroup_positions as positions
 from fusewright.schedule.warpgroup_carried import CarriedTile, carried, in_parts
 from fusewright.schedule.warpgroup_estimate import HOPELESS
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def tiles(f: Found) -> list[CarriedTile]:
@@ -306,3 +309,9 @@ def test_it_is_the_way_of_large_kernels_with_few_features() -> None:
         way.candidates(f.group, f.cells, tf32=True, hopeless=HOPELESS)[0][0] for way in (warpgroup_carried, positions)
     ]
     assert of[0] < of[1]
+
+
+def test_golden() -> None:
+    """The text of one kernel, to be read."""
+    f, t = found(*CASES["strides, planes of their own"])
+    assert kernel(f, t).source == (GOLDEN / "contraction_warpgroup_carried.cu").read_text()
