@@ -96,9 +96,7 @@ def _model(name: str) -> tuple[nn.Module, Tensor]:
     if "#" in name:
         seed, index = map(int, name.split("#"))
         drawn = random_configurations.draw(seed, index, *random_configurations.BYTES["cuda"])
-        torch.manual_seed(index)
-        model = random_configurations.model_from(drawn.source(), device)
-        return model, torch.randn(drawn.shape, device=device)
+        return random_configurations.with_input(drawn, index, device)
     path = next((p for folder in FOLDERS if (p := folder / f"{name}.py").exists()), None)
     if path is None:
         raise SystemExit(f"{name} is neither a problem file of examples/ or benchmarks/problems/ nor seed#row")

@@ -61,7 +61,7 @@ def measured(configuration: Configuration, index: int, device: torch.device, nam
 
 def _fill(row: dict[str, Any], configuration: Configuration, device: torch.device, names: tuple[str, ...]) -> None:
     """Adds what is known after each step, so that a failure leaves the steps before it in the row."""
-    model, x = _with_input(configuration, row["index"], device)
+    model, x = with_input(configuration, row["index"], device)
     sizes = Sizes.of(configuration)
     missing = kernel_target(device)
     begun = time.perf_counter()
@@ -98,10 +98,10 @@ def drawn(rows: str) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Name, model and input on a GPU of these configurations (a,b,c) of seed 1, for other benchmarks."""
     for index in map(int, filter(None, rows.split(","))):
         configuration = draw(1, index, *BYTES["cuda"])
-        yield f"random row {index}: {configuration}", *_with_input(configuration, index, torch.device("cuda"))
+        yield f"random row {index}: {configuration}", *with_input(configuration, index, torch.device("cuda"))
 
 
-def _with_input(configuration: Configuration, index: int, device: torch.device) -> tuple[nn.Module, Tensor]:
+def with_input(configuration: Configuration, index: int, device: torch.device) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(index)
     return model_from(configuration.source(), device), torch.randn(configuration.shape, device=device)
 

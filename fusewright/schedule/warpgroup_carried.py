@@ -38,12 +38,10 @@ from fusewright.schedule.warpgroup_positions import (
     PositionTile,
     accumulators,
     features_at_once,
-    registers_of,
 )
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
-    MOST_REGISTERS,
     Products,
     joinable,
     passes,
@@ -95,24 +93,17 @@ class CarriedTile(PositionTile):
         tiles = self.tiles_h * self.rows_h * self.tiles_w
         return Products(tiles, self.columns, accumulators(c, self))
 
-    def fits(self, c: Contraction) -> bool:
-        return _registers_of(c, self) <= MOST_REGISTERS
-
-    def registers(self, c: Contraction) -> int:
-        return min(255, -(-_registers_of(c, self) // 8) * 8)
+    def moved(self, c: Contraction) -> int:
+        """Those of all cells under way but the complete one, which is among its values; where planes belong to
+        different positions, their sums are moved for each, too."""
+        assert c.carried is not None
+        own = accumulators(c, self)
+        return under_way(c, self) - own + (0 if c.carried.alike else own)
 
 
 def under_way(c: Contraction, t: CarriedTile) -> int:
     """Accumulators of a thread, of all cells under way."""
     return accumulators(c, t) * t.depth
-
-
-def _registers_of(c: Contraction, t: CarriedTile) -> int:
-    """A thread's, if it could have as many as it likes: the complete cell's values are among its accumulators, unless
-    planes belong to different positions, whose sums are moved for each."""
-    assert c.carried is not None
-    moved = 0 if c.carried.alike else accumulators(c, t)
-    return registers_of(c, t) + under_way(c, t) - accumulators(c, t) + moved
 
 
 @remembered
@@ -131,7 +122,8 @@ def carried(c: Contraction) -> Contraction | None:
     if d.together > 1 or not all(p.taps for p in d.phases) or d.advance * along.between % along.step:
         return None
     own = Carried(along.between, along.step, *_taps(along.staged, rows))
-    neighbours = all(own.first[i] + own.count[i] == _end(row) for i, row in enumerate(own.taps))
+    belongs = zip(own.taps, own.first, own.count, strict=True)
+    neighbours = all(-1 not in row[first : first + count] for row, first, count in belongs)
     if own.depth == 1 or not neighbours:
         return None
     phase = Phase(tuple(range(d.cell)), tuple(range(rows)), low, 0, along.step)
@@ -149,10 +141,6 @@ def _taps(axis: Axis, rows: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
     depth = 1 + max(behind for _, behind, _ in found)
     slots = [(depth - 1 - i // axis.cell, i % axis.cell) for i in range(depth * axis.cell)]  # the oldest cell first
     return depth, tuple(tuple(found.get((row, *slot), -1) for slot in slots) for row in range(rows))
-
-
-def _end(row: tuple[int, ...]) -> int:
-    return max((i + 1 for i, tap in enumerate(row) if tap >= 0), default=0)
 
 
 def candidates(

@@ -24,7 +24,6 @@ from fusewright.schedule.warpgroup_staging import (
     Staged,
     Tile,
     WarpgroupCut,
-    chunks,
     couples,
     inputs,
     passes,
@@ -292,30 +291,30 @@ class _Work:
 
 def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
     """That of a tile; of the output's rows there are `row` cells."""
-    count, products = chunks(c, t), t.products(c)
+    each_pass, products = inputs(c, t), t.products(c)
     every = list(product(*(a.phases for a in c.axes)))
     pieces = [_pieces(phases, t) for phases in every]
     multiplied = readings = 0.0
     weights = 0
     for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
         each = multiplied_vectors(c, lay.vectors, t.in_turn(taps), taps.rows) // 2
-        every_group = times * each * inputs(c, t) * (t.warps / TEAM)
+        every_group = times * each * each_pass * (t.warps / TEAM)
         cycles = products.cycles + (BESIDE_ITS_OWN if c.halves else 0.0)
         multiplied += every_group * products.instructions * len(phases[2].elements) * cycles
         readings += every_group * products.readings
-        weights += 0 if t.stay else times * vectors * t.slabs
+        weights += 0 if t.stay else times * vectors
     ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
-    refills = inputs(c, t) * sum(times for times, rows in ways if rows) if inputs(c, t) > 1 else 1
+    refills = each_pass * sum(times for times, rows in ways if rows) if each_pass > 1 else 1
     read = _read_bytes(c, lay) * refills + bytes_beside(c, t)
     written = written_bytes(c, t, _repeated(c, t)) * parted(c, t, row)
     ends = _bytes_of_ends(c, t) if ends_of_rows(c, t, row) else 0.0
     return _Work(
         multiplied,
         streamed=(read + WRITTEN * written + ends) / (STREAMED_HALVES if c.halves else STREAMED),
-        weights=16 * weights * count,
+        weights=16 * weights * each_pass,
         readings=readings,
         values=VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps * t.slabs,
-        steps=inputs(c, t) * sum(times * ceil(rows / t.tap_rows) for times, rows in ways),
+        steps=each_pass * sum(times * ceil(rows / t.tap_rows) for times, rows in ways),
         vectors=lay.vectors * lay.columns,
         refills=refills,
     )

@@ -194,6 +194,10 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         values = 0 if c.window is None else self.cells_d * self.tiles_h * self.tiles_w * self.block_m // 2
         return c.pooled_numbers * values
 
+    def moved(self, c: Contraction) -> int:
+        """Registers of a thread's accumulators beyond those of one tile of cells."""
+        return 0
+
     def summand_pitch(self, c: Contraction) -> int:
         """Numbers of a spread column in shared memory, of one row of every warp.  The next begins four banks on: lanes
         of a quad have every second one, and do not meet."""
@@ -258,7 +262,7 @@ def registers_of(c: Contraction, t: PositionTile) -> int:
     """A thread's, if it could have as many as it likes."""
     each, at_once = vectors_by_thread(c, t)
     count = accumulators(c, t) + summands(c, t) + OTHERS + ON_ITS_WAY * at_once + (IN_ROUNDS if each > at_once else 0)
-    count += t.pooled(c)
+    count += t.pooled(c) + t.moved(c)
     if c.reduced == "positions":
         count += 2 * running(c) * t.eights_m
     if c.shares is not None:

@@ -225,6 +225,7 @@ __device__ __forceinline__ void take_part(Accumulators& sums, Part<COUNT>& part,
 template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
 __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
                                          int rows) {
+    constexpr int rd = 0;
     float* const each = &acc[0][0][0][0][0][0];
 #pragma unroll
     for (int i = 0; i < int(sizeof(Accumulators) / sizeof(float)); ++i) at_hand(each[i]);
@@ -243,9 +244,9 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
                         for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
 #pragma unroll
                             for (int tile = 0; tile < TILES_W; ++tile)
-                                wgmma_tf32_24(acc[0][e][rh][tile],
-                                               x_row + (k * PLANE + rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H + tile * BROAD +
-                                                        column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
+                                wgmma_tf32_24(acc[rd][e][rh][tile],
+                                               x_row + (k * PLANE + row_d(rd) + rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H +
+                                                        tile * BROAD + column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
                                                w + (tap * VECTORS + k) * CARRIED);
             w += TAPS_W * VECTORS * CARRIED;
         }
@@ -270,8 +271,8 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
 #pragma unroll
                             for (int tile = 0; tile < TILES_W; ++tile)
                                 wgmma_tf32_16(part[e][rh][tile],
-                                               x_row + (k * PLANE + rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H + tile * BROAD +
-                                                        column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
+                                               x_row + (k * PLANE + row_d(rd) + rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H +
+                                                        tile * BROAD + column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
                                                w + (tap * VECTORS + k) * CARRIED);
             w += TAPS_W * VECTORS * CARRIED;
         }

@@ -34,6 +34,11 @@ if (round < ROUNDS - 1) {
 }
 """
 _FEATURES = "for (int o = 0; o < FEATURES; ++o)"
+# Which feature is at hand, and where what it has of its own is.
+_FEATURE = [
+    "const int feature = first_feature + team * FEATURES + o;",
+    "const int at = group * O + min(feature, O - 1);",
+]
 _LEAVE = """
 if (active)
 #pragma unroll
@@ -223,13 +228,8 @@ class DirectEpilogue(ValueText):
     def _keep(self) -> Lines:
         """A lambda that takes the values of one phase on."""
         product = "acc[o][pd][rh][r]"
-        value = self.changed(product)
-        feature = ["const int feature = first_feature + team * FEATURES + o;"]
-        at = ["const int at = group * O + min(feature, O - 1);"] if self.changes else []
-        own = [*_ROWS, _ALONG]
-        features = ["for (int o = 0; o < FEATURES; ++o)"]
-        changed = self.all_changed([product], features, [*feature, *at], own)
-        feature += at if self.one_by_one else []
+        value, changed = self.changed(product), self._all_changed([product])
+        feature = _FEATURE if self.one_by_one else _FEATURE[:1]
         if folded_early(self.c):
             loops, lines = self._over_features(value, feature)
         elif self.t.owned != (1, 1, 1):
@@ -240,6 +240,10 @@ class DirectEpilogue(ValueText):
         to = f"{self.kept_type} (&over)[PLANES][ROWS][RUN]" if folded_early(self.c) else _PHASE
         head = f"const auto keep = [&]({kind} (&acc)[FEATURES][PLANES][ROWS][RUN], {to})"
         return [*block(head, [*changed, *nest(loops, lines)])[:-1], "};"]
+
+    def _all_changed(self, products: Sequence[str]) -> Lines:
+        """Statements that change a thread's products in place, where that is to be."""
+        return self.all_changed(products, [_FEATURES], _FEATURE, [*_ROWS, _ALONG])
 
     @property
     def vector(self) -> int:
@@ -255,22 +259,17 @@ class DirectEpilogue(ValueText):
         beside = self.box.sides[2].period
         names = [f"acc_{n}" for n in range(beside)] if beside > 1 else ["acc"]
         products = [f"{name}[o][pd][rh][r]" for name in names]
-        feature = ["const int feature = first_feature + team * FEATURES + o;"]
-        at = ["const int at = group * O + min(feature, O - 1);"] if self.changes else []
-        changed = self.all_changed(products, [_FEATURES], [*feature, *at], [*_ROWS, _ALONG])
-        d, h, w = (times(text, side.period) for text, side in zip(_OWN, self.box.sides, strict=True))
+        changed = self._all_changed(products)
+        of_rows, of_w = self._place()
         each: Lines = []
         for n, product in enumerate(products):
-            value, inside = self.changed(product), []
-            if self.overhangs:
-                place = (f"const int w = {w}{f' + {n}' if n else ''};", f"const bool inside = {self.exists('dhw')};")
-                value, inside = self.there_or_empty("inside", value), [*place]
-            put = [*inside, f"run[{times('r', beside)}{f' + {n}' if n else ''}] = {value};"]
-            each += block("", put) if len(put) > 1 and beside > 1 else put
+            exists, value = self._there(self.changed(product))
+            put = [*exists, f"run[{times('r', beside)}{f' + {n}' if n else ''}] = {value};"]
+            put = [of_w.replace("phase_w", str(n)), *put] if exists else put
+            each += block("", put) if exists and beside > 1 else put
         lines = [
-            *(feature if self.changes and not self.late else []),
-            *(at if self.one_by_one else []),
-            f"const int d = {d} + phase_d, h = {h} + phase_h;",
+            *(_FEATURE if self.one_by_one else []),
+            of_rows,
             f"Compute run[{times('RUN', beside)}];",
             *nest([_ALONG], each),
             f"const int w = {times('unit_w * RUN', beside)};",
@@ -289,7 +288,7 @@ class DirectEpilogue(ValueText):
 
     def _over_features(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's positions, and statements that join its features at one to the running result there."""
-        over, features, at_once = "over[pd][rh][r]", ["for (int o = 0; o < FEATURES; ++o)"], self.joining.at_once
+        over, features, at_once = "over[pd][rh][r]", [_FEATURES], self.joining.at_once
         if self.c.features % self.t.block_m:
             value = f"chosen(feature < O, {value}, {'-Compute(INFINITY)' if at_once else self.joining.empty})"
         elif not self.changes:
@@ -304,7 +303,7 @@ class DirectEpilogue(ValueText):
         assert self.c.window is not None
         joining, own, sides = self.pooling, self.t.owned, self.box.sides
         counts = [f"{n} / {k}" for n, k in zip(("PLANES", "ROWS", "RUN"), own, strict=True)]
-        loops = ["for (int o = 0; o < FEATURES; ++o)"]
+        loops = [_FEATURES]
         loops += [f"for (int own_{a} = 0; own_{a} < {n}; ++own_{a})" for a, n in zip("dhw", counts, strict=True)]
         place = [
             f"({times(f'({text})', side.period)} + phase_{a})" if side.period > 1 else f"({text})"
@@ -326,7 +325,7 @@ class DirectEpilogue(ValueText):
 
     def _one_by_one(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's values, and statements that take one on."""
-        loops = ["for (int o = 0; o < FEATURES; ++o)", *_ROWS]
+        loops = [_FEATURES, *_ROWS]
         needed = (self.changes and not self.late) or self.kind == "all"
         lines = [*(feature if needed else []), *self._place()]
         if not self.stays:
@@ -346,11 +345,14 @@ class DirectEpilogue(ValueText):
         return "of_tile[o]", " && ".join(inside)
 
     def _to_strip(self, value: str) -> Lines:
-        target = f"strip[{self.at('(team * FEATURES + o)', self.t.extents)}]"
+        exists, there = self._there(value)
+        return [*exists, f"if (active) strip[{self.at('(team * FEATURES + o)', self.t.extents)}] = {there};"]
+
+    def _there(self, value: str) -> tuple[Lines, str]:
+        """The value at a place of the tile as a window takes it in, and statements ahead of it."""
         if not self.overhangs:
-            return [f"if (active) {target} = {value};"]
-        exists = f"const bool inside = {self.exists('dhw')};"
-        return [exists, f"if (active) {target} = {self.there_or_empty('inside', value)};"]
+            return [], value
+        return [f"const bool inside = {self.exists('dhw')};"], self.there_or_empty("inside", value)
 
     def exists(self, place: Sequence[str]) -> str:
         """Whether a place of the tile, which may lie before the output too, is a position of it."""

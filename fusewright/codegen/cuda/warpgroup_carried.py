@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from fusewright.codegen.cuda import warpgroup_pairs
 from fusewright.codegen.cuda import warpgroup_positions_text as positions
+from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.warpgroup_positions import PositionWriter
-from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_weights import Place
 from fusewright.codegen.cuda.warpgroup_writer import FLAVOURS, UNROLLED
 from fusewright.codegen.text import Lines, block, fill
@@ -80,23 +80,19 @@ class CarriedWriter(PositionWriter):
                 planes += [line for plane in alike for line in fill(_NO_PLANE, plane=plane)]
                 continue
             whole = count == len(own.taps[0])
-            sums = f"{'acc[0]' if whole else 'part'}[e][rh][tile]"
-            products = self._products(f"wgmma_{FLAVOURS[self.c.multiplied]}_{self.t.block_m * count}", sums)
+            sums = "acc[rd][e][rh][tile]" if whole else "part[e][rh][tile]"
+            products = self.products(f"wgmma_{FLAVOURS[self.c.multiplied]}_{self.t.block_m * count}", sums)
             each_plane = (fill(_PLANE, plane=plane, unroll=unroll, products=products) for plane in alike)
             places = {"begin": alike[0], "end": alike[-1] + 1, "first": first, "count": count}
             planes += fill(_IN_PLACE if whole else _APART, planes=list(chain(*each_plane)), **places)
-        return fill(_MULTIPLY, accumulators=among(self.t, self.accumulators()), ahead=self.ahead(), planes=planes)
+        return fill(_MULTIPLY, accumulators=self.accumulators(), ahead=self.ahead(), planes=planes)
 
-    def products(self, instruction: str) -> Lines:
-        first, count = self.carried.first[0], self.carried.count[0]
-        sums = "acc[0][e][rh][tile]"
-        whole = count == len(self.carried.taps[0])
-        return self._products(instruction, sums if whole else f"slots<{first}, {count}>({sums})")
-
-    def _products(self, instruction: str, sums: str) -> Lines:
-        """Those of a plane."""
-        of_w, of_x = ("", "") if self.paired else (" + (tap * VECTORS + k) * CARRIED", "k * PLANE + ")
-        return fill(_PRODUCTS, instruction=instruction, of_w=of_w, of_x=of_x, sums=sums)
+    def products(self, instruction: str, sums: str = "") -> Lines:
+        """Those of a plane, in the `sums` that it has of its own, or in place."""
+        own, of_plane = self.carried, "acc[rd][e][rh][tile]"
+        if not sums and own.count[0] < len(own.taps[0]):
+            of_plane = f"slots<{own.first[0]}, {own.count[0]}>({of_plane})"
+        return super().products(instruction, sums or of_plane)
 
     def place_of_weights(self) -> Place:
         if self.paired:
@@ -108,11 +104,10 @@ class CarriedWriter(PositionWriter):
         (indices,) = passes(self.c, self.t.joined)
         phases = [self.weights.phases[i] for i in indices]
         names = {index: f"products[{i}]" for i, index in enumerate(indices)}
-        step = f" * {self.carried.between}" if self.carried.between > 1 else ""
         complete = [f"complete({name}, of_phase[{i}]);" for i, name in enumerate(names.values())]
         each = [(f"of_phase[{i}]", phase) for i, phase in enumerate(phases)]
         follows = [
-            f"const int complete_d = cell_d + (slab - (DEPTH - 1)){step};",
+            f"const int complete_d = {moved('cell_d', '(slab - (DEPTH - 1))', self.lay.walks[0], 'd')};",
             *block("", [
                 "const int cell_d = complete_d;",
                 *self.epilogue.open_tile(),
@@ -189,18 +184,6 @@ __device__ __forceinline__ void make_room(Accumulators& products) {
 }
 """
 
-# The instructions of one tap, two vectors of channels and element of the cells along w.
-_PRODUCTS = """
-#pragma unroll
-for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
-#pragma unroll
-    for (int tile = 0; tile < TILES_W; ++tile)
-        $instruction($sums,
-                       x_row + (${of_x}rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H + tile * BROAD +
-                                column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
-                       w$of_w);
-"""
-
 _MULTIPLY = """
 $accumulators
 
@@ -227,6 +210,7 @@ __device__ __forceinline__ void take_part(Accumulators& sums, Part<COUNT>& part,
 template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
 __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
                                          int rows) {
+    constexpr int rd = 0;
     $ahead
     $planes
 }

@@ -233,9 +233,9 @@ class Input:
         found = {**text.DIVIDED, "chunk": chunk, "follow": fill(text.NEXT_CHUNK, per_tile=self.chunks * self.passes)}
         if self.c.carried is None:
             return found
-        slab = f"staged_chunk / {self.chunks}" if self.chunks > 1 else "staged_chunk"
-        by = f" * {self.c.carried.between}" if self.c.carried.between > 1 else ""
-        return {**found, "cell": f"Cell{{staged.d + {slab}{by}, staged.h, staged.w}}"}
+        slab = f"(staged_chunk / {self.chunks})" if self.chunks > 1 else "staged_chunk"
+        d = contraction_walk.moved("staged.d", slab, staging.staged(self.c, self.t).walks[0], "d")
+        return {**found, "cell": f"Cell{{{d}, staged.h, staged.w}}"}
 
     def each_tile(self) -> dict[str, object]:
         """How the kernel goes through the tiles of a block."""

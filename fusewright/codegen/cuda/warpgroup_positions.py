@@ -55,9 +55,9 @@ class PositionWriter(Writer):
     def weights_m(self) -> str:
         return "SPREAD" if self.t.spread else super().weights_m
 
-    def products(self, instruction: str) -> Lines:
+    def products(self, instruction: str, sums: str = "acc[rd][e][rh][tile]") -> Lines:
         of_w, of_x = ("", "") if self.paired else (f" + (tap * VECTORS + k) * {self.weights_m}", "k * PLANE + ")
-        return fill(texts.PRODUCTS, instruction=instruction, of_w=of_w, of_x=of_x)
+        return fill(texts.PRODUCTS, instruction=instruction, of_w=of_w, of_x=of_x, sums=sums)
 
     def accumulated(self, index: int, rows: list[tuple[str, Phase, int]]) -> Lines:
         if not self.t.spread:

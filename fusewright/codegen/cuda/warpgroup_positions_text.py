@@ -86,7 +86,7 @@ PRODUCTS = """
 for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
 #pragma unroll
     for (int tile = 0; tile < TILES_W; ++tile)
-        $instruction(acc[rd][e][rh][tile],
+        $instruction($sums,
                        x_row + (${of_x}row_d(rd) + rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H +
                                 tile * BROAD + column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
                        w$of_w);
