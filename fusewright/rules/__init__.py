@@ -3,6 +3,7 @@
 from fusewright.rules import (
     attention,
     features,
+    folding,
     gaps,
     normalization,
     padding,
@@ -22,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     *attention.RULES,
     *normalization.RULES,
     *windows.RULES,
+    *folding.RULES,
     *features.RULES,
     *gaps.RULES,
     *pooling.RULES,

@@ -11,14 +11,14 @@ end in a single slot are carried in float64 through the small contraction that f
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd, prod
+from math import prod
 
 import torch
 
 from fusewright.ir.build import cast, permute, pointwise, range_sum, reshape, total, wide
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Conv, Matmul, Pool, Slice, Slot, numel
-from fusewright.ir.slots import Slots, make_slot, sliding, solve, tap_slots
+from fusewright.ir.slots import Slots, make_slot, sliding, tap_slots
 from fusewright.rules.linear import (
     LINEAR,
     finish,
@@ -34,36 +34,38 @@ from fusewright.rules.rule import Match, op, rule
 # A table larger than this many times the input would read more than the convolution it replaces.
 CROWDED = 4
 
-_REDUCED_CONV = op("reduction", *LINEAR, of=(op("conv", Conv),), where=is_linear)
+REDUCED_CONV = op("reduction", *LINEAR, of=(op("conv", Conv),), where=is_linear)
 
 
 def _spatial(m: Match) -> tuple[int, ...]:
     return tuple(d for d in reduced_dims(m["reduction"]) if d >= 2)
 
 
-def _tables(m: Match) -> dict[int, Slots]:
+def tables_of(m: Match) -> dict[int, Slots]:
     """Slots over the convolution's output positions, per reduced spatial dimension."""
     return {d: slots_along(m["reduction"], d) for d in _spatial(m)}
 
 
-def _taps(m: Match, d: int) -> int:
+def taps_of(m: Match, d: int) -> int:
+    """The taps of the convolution along dimension `d`."""
     taps = m["conv"].arg(1).shape[d]
     assert isinstance(taps, int)
     return taps
 
 
-def _refuse_shapes(m: Match) -> str | None:
+def refuse_shapes(m: Match) -> str | None:
+    """Why no spatial dimension of a convolution is reduced in a way that can be taken apart, or `None`."""
     dims = _spatial(m)
     return refuse_linear(m["reduction"], dims) if dims else "no spatial dimension is reduced"
 
 
 def _refuse_collapse(m: Match) -> str | None:
-    reason = _refuse_shapes(m)
+    reason = refuse_shapes(m)
     if reason is not None:
         return reason
-    for d, slots in _tables(m).items():
+    for d, slots in tables_of(m).items():
         length = m["conv"].arg(0).shape[d]
-        if len(slots) * _taps(m, d) > CROWDED * max(length, 4):
+        if len(slots) * taps_of(m, d) > CROWDED * max(length, 4):
             return "one range sum per slot and tap would be more than there is to sum"
     return None
 
@@ -86,10 +88,10 @@ def _carried(m: Match, tables: dict[int, Slots]) -> torch.dtype:
 def _tap_table(m: Match, tables: dict[int, Slots]) -> dict[int, tuple[Slots, ...]]:
     conv, x = m["conv"], m["conv"].arg(0)
     assert isinstance(conv.op, Conv)
-    return {d: tap_slots(conv.op, d - 2, s, _taps(m, d), x.shape[d]) for d, s in tables.items()}
+    return {d: tap_slots(conv.op, d - 2, s, taps_of(m, d), x.shape[d]) for d, s in tables.items()}
 
 
-def _biased(m: Match, inner: Conv, x: Node, w: Node, tables: dict[int, Slots]) -> Node:
+def biased(m: Match, inner: Conv, x: Node, w: Node, tables: dict[int, Slots]) -> Node:
     """inner(x, w) plus the bias times |P|: inside the convolution where |P| is the same for all slots."""
     bias = m["conv"].args[2]
     if bias is None:
@@ -110,7 +112,7 @@ def _scaled(w: Node, tables: dict[int, Slots]) -> tuple[Node, dict[int, Slots]]:
     return (w if scale == 1.0 else pointwise("mul", w, scale)), plain
 
 
-def _replaced(values: tuple[int, ...], dims: tuple[int, ...], new: dict[int, int] | int) -> tuple[int, ...]:
+def replaced(values: tuple[int, ...], dims: tuple[int, ...], new: dict[int, int] | int) -> tuple[int, ...]:
     """Per-dimension attribute `values` of a convolution with those of spatial `dims` replaced."""
     chosen = dict.fromkeys(dims, new) if isinstance(new, int) else new
     return tuple(chosen.get(i + 2, v) for i, v in enumerate(values))
@@ -125,13 +127,13 @@ def _summed_per_tap(m: Match, tables: dict[int, Slots], dtype: torch.dtype) -> t
     rows = _tap_table(m, tables)
     uniform = {d for d in tables if all(len(set(taps)) == 1 for taps in rows[d])}
     flat = {d: tuple(s for taps in rows[d] for s in (taps[:1] if d in uniform else taps)) for d in tables}
-    weight = range_sum(w, {d: (Slot(0, _taps(m, d), 1, 1.0),) for d in uniform}, dtype)
+    weight = range_sum(w, {d: (Slot(0, taps_of(m, d), 1, 1.0),) for d in uniform}, dtype)
     return range_sum(x, flat, dtype), weight, uniform
 
 
 @rule(
     "sum_P(conv(x, w)) = conv(rangesum_taps(x), w)",
-    pattern=_REDUCED_CONV,
+    pattern=REDUCED_CONV,
     condition=_refuse_plain,
     exactness="reassociates",
     hides=True,
@@ -144,20 +146,20 @@ def sum_through_conv(m: Match) -> Node:
     1), w is summed over its taps.  Holds for every stride, padding, dilation, group count, clipped window and divisor,
     along any spatial dimensions of known length.  Class reassociates: an Inf summed with its opposite gives NaN.
     """
-    conv, tables = m["conv"], _tables(m)
+    conv, tables = m["conv"], tables_of(m)
     assert isinstance(conv.op, Conv)
     dims, dtype = tuple(tables), _carried(m, tables)
     summed, weight = _summed_per_slot(m, tables, dtype)
     padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(conv.op.padding))
-    stride = _replaced(conv.op.stride, dims, {d: weight.shape[d] for d in dims})
-    inner = Conv(stride, padding, _replaced(conv.op.dilation, dims, 1), conv.op.groups)
-    y = _biased(m, inner, summed, weight, tables)
+    stride = replaced(conv.op.stride, dims, {d: weight.shape[d] for d in dims})
+    inner = Conv(stride, padding, replaced(conv.op.dilation, dims, 1), conv.op.groups)
+    y = biased(m, inner, summed, weight, tables)
     return finish(m["reduction"], cast(y, conv.dtype), dims)
 
 
 @rule(
     "sum_P(conv_transpose(x, w)) = conv_transpose(rangesum_taps(x), taps as channels of w)",
-    pattern=_REDUCED_CONV,
+    pattern=REDUCED_CONV,
     condition=_refuse_transposed,
     exactness="reassociates",
     hides=True,
@@ -169,15 +171,15 @@ def sum_through_conv_transpose(m: Match) -> Node:
     target s*p + d*u - pad lies in slot q.  Where every tap sums the same range (nothing is cropped), w is summed over
     its taps.  Holds for every stride, padding, output_padding, dilation and group count.  Class reassociates.
     """
-    conv, tables = m["conv"], _tables(m)
+    conv, tables = m["conv"], tables_of(m)
     assert isinstance(conv.op, Conv)
     dims, dtype = tuple(tables), _carried(m, tables)
     summed, weight = _taps_as_channels(m, tables, dtype)
     padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(conv.op.padding))
-    stride, dilation = _replaced(conv.op.stride, dims, 1), _replaced(conv.op.dilation, dims, 1)
-    extra = _replaced(conv.op.output_padding, dims, 0)
+    stride, dilation = replaced(conv.op.stride, dims, 1), replaced(conv.op.dilation, dims, 1)
+    extra = replaced(conv.op.output_padding, dims, 0)
     inner = Conv(stride, padding, dilation, conv.op.groups, True, extra)
-    y = _biased(m, inner, summed, weight, tables)
+    y = biased(m, inner, summed, weight, tables)
     return finish(m["reduction"], cast(y, conv.dtype), dims)
 
 
@@ -196,8 +198,8 @@ def _taps_as_channels(m: Match, tables: dict[int, Slots], dtype: torch.dtype) ->
     channel = 0 if conv.transposed else 1  # of the weight
     for d in tables:
         if d not in uniform:
-            summed = _taps_to_channels(summed, d, _taps(m, d), channel=1)
-            weight = _taps_to_channels(weight, d, _taps(m, d), channel=channel)
+            summed = _taps_to_channels(summed, d, taps_of(m, d), channel=1)
+            weight = _taps_to_channels(weight, d, taps_of(m, d), channel=channel)
     return summed, weight
 
 
@@ -241,56 +243,62 @@ def turned(conv: Node) -> Node:
     """
     x, w, bias = conv.args
     assert isinstance(conv.op, Conv) and x is not None and w is not None
-    groups, channels, out, taps = conv.op.groups, w.shape[0], w.shape[1], w.shape[2:]
+    groups, taps = conv.op.groups, w.shape[2:]
     reversal = {d: tuple(Slot(u, u + 1, 1, 1.0) for u in reversed(range(k))) for d, k in enumerate(taps, start=2)}
-    several = tuple(k for k in taps if k > 1)
-    grouped = reshape(range_sum(w, reversal, w.dtype), (groups, channels // groups, out, *several))
     # Row by row: from weights that lie otherwise, convolutions of several positions may answer in another format.
     several_positions = any(length != 1 for length in conv.shape[2:])
-    swapped = permute(grouped, (0, 2, 1, *range(3, grouped.ndim)), copy=several_positions)
-    weight = reshape(swapped, (out * groups, channels // groups, *taps))
-    x, padding = _cropped(x, _turned_padding(conv))
+    weight = with_features_first(range_sum(w, reversal, w.dtype), groups, copy=several_positions)
+    x, padding = cropped(x, _turned_padding(conv))
     return make(Conv(conv.op.stride, padding, conv.op.dilation, groups), x, weight, bias)
 
 
-def _plain(m: Match) -> Match:
+def with_features_first(w: Node, groups: int, *, copy: bool = True) -> Node:
+    """The weight (C, O/g, *K) of a transposed convolution as a plain one's, (O, C/g, *K); row by row with `copy`."""
+    channels, out, taps = w.shape[0], w.shape[1], w.shape[2:]
+    grouped = reshape(w, (groups, channels // groups, out, *(k for k in taps if k != 1)))
+    swapped = permute(grouped, (0, 2, 1, *range(3, grouped.ndim)), copy=copy)
+    return reshape(swapped, (out * groups, channels // groups, *taps))
+
+
+def as_plain(m: Match) -> Match:
     """The same match with a plain convolution for a transposed one of stride 1."""
     conv = m["conv"]
     return {**m, "conv": turned(conv)} if conv.op.transposed else m  # type: ignore[attr-defined]
 
 
-def _refuse_sliding(m: Match) -> str | None:
-    reason = _refuse_shapes(m)
+def refuse_sliding(m: Match) -> str | None:
+    """Why no windows slide over the positions of a convolution that is plain or can be, or `None`."""
+    reason = refuse_shapes(m)
     if reason is not None:
         return reason
     if m["conv"].op.transposed and (reason := refuse_turning(m["conv"])):  # type: ignore[attr-defined]
         return reason
-    if not _windows(m):
+    if not sliding_windows(m):
         return "the windows are not all equal and whole"
-    if all(len(slots) == 1 for slots in _windows(m).values()):
+    if all(len(slots) == 1 for slots in sliding_windows(m).values()):
         return "one window only: it is a total sum"
     return None
 
 
-def _windows(m: Match) -> dict[int, Slots]:
+def sliding_windows(m: Match) -> dict[int, Slots]:
     """Slots along the reduced dimensions on which equal, whole windows slide; where there are others, which are left to
     what follows, without those on which nothing is summed or passed over."""
-    tables = _tables(m)
+    tables = tables_of(m)
     whole = {d: slots for d, slots in tables.items() if sliding(slots) is not None}
     if len(whole) == len(tables):
         return tables
     return {d: s for d, s in whole.items() if s[0].count > 1 or len(s) != m["conv"].shape[d]}
 
 
-def _pooled_stride(conv: Conv, tables: dict[int, Slots]) -> dict[int, int]:
+def pooled_stride(conv: Conv, tables: dict[int, Slots]) -> dict[int, int]:
     """The stride of a convolution that yields one output per slot."""
     return {d: conv.stride[d - 2] * (s[1].start - s[0].start if len(s) > 1 else 1) for d, s in tables.items()}
 
 
 @rule(
     "avg_pool(conv(x, w)) = conv_strided(box(x), w)",
-    pattern=_REDUCED_CONV,
-    condition=_refuse_sliding,
+    pattern=REDUCED_CONV,
+    condition=refuse_sliding,
     exactness="reassociates",
     hides=True,
 )
@@ -302,19 +310,19 @@ def box_before_conv(m: Match) -> Node:
     padding is free); along others the pooling follows.  A transposed convolution of stride 1 is a plain one here.
     Class reassociates.
     """
-    m, tables = _plain(m), _windows(m)
+    m, tables = as_plain(m), sliding_windows(m)
     conv = m["conv"]
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
-    stride = _pooled_stride(op, tables)
+    stride = pooled_stride(op, tables)
     boxes = {d: _boxes(m, d, slots, stride[d]) for d, slots in tables.items()}
     padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(op.padding))
-    inner = Conv(_replaced(op.stride, dims, stride), padding, op.dilation, op.groups)
-    y = _biased(m, inner, range_sum(conv.arg(0), boxes, conv.dtype), conv.arg(1), tables)
-    return _pooled_on(m["reduction"], y, dims)
+    inner = Conv(replaced(op.stride, dims, stride), padding, op.dilation, op.groups)
+    y = biased(m, inner, range_sum(conv.arg(0), boxes, conv.dtype), conv.arg(1), tables)
+    return pooled_on(m["reduction"], y, dims)
 
 
-def _pooled_on(root: Node, inner: Node, done: tuple[int, ...]) -> Node:
+def pooled_on(root: Node, inner: Node, done: tuple[int, ...]) -> Node:
     """The rest of `root` on `inner`, a pooling where that is one along other spatial dimensions."""
     op, dims = root.op, reduced_dims(root)
     if not isinstance(op, Pool) or op.divisor is not None or dims[0] < 2 or set(dims) == set(done):
@@ -330,87 +338,12 @@ def _boxes(m: Match, d: int, slots: Slots, stride: int) -> Slots:
     op, length, window = m["conv"].op, m["conv"].arg(0).shape[d], slots[0]
     assert isinstance(op, Conv) and isinstance(length, int)
     own, left = op.stride[d - 2], op.padding[d - 2][0]
-    reach = stride * (len(slots) - 1) + op.dilation[d - 2] * (_taps(m, d) - 1) + 1
+    reach = stride * (len(slots) - 1) + op.dilation[d - 2] * (taps_of(m, d) - 1) + 1
     first = own * window.start - left
     return tuple(make_slot(first + j, own * window.step, window.count, length, window.scale) for j in range(reach))
 
 
-def _refuse_folding(m: Match) -> str | None:
-    reason = _refuse_sliding(m)
-    if reason is not None:
-        return reason
-    m = _plain(m)
-    lengths = m["conv"].arg(0).shape[2:]
-    lost = any(min(p) <= -length for p, length in zip(_paddings(m, _windows(m)), lengths, strict=True) if min(p) < 0)
-    return "the windows read nothing but padding" if lost else None
-
-
-@rule(
-    "avg_pool(conv(x, w)) = conv_strided(x, box * w)",
-    pattern=_REDUCED_CONV,
-    condition=_refuse_folding,
-    exactness="reassociates",
-    hides=True,
-)
-def box_into_weight(m: Match) -> Node:
-    """avg_pool_t(conv_s(x, w) + b) -> conv_{s*t}(x, w') + b: the window is folded into one larger kernel.
-
-    w' (O, C/g, *V), w'[v] = scale * sum of w[u] over the u with d*u + s*i = v for an i of the window;
-    V = s*(k-1) + d*(K-1) + 1.  Holds as `box_before_conv` does; costs more arithmetic and no intermediate.
-    Class reassociates.
-    """
-    m, tables = _plain(m), _windows(m)
-    conv = m["conv"]
-    assert isinstance(conv.op, Conv)
-    dims, op = tuple(tables), conv.op
-    taps = {d: _folded(op, d, slots[0], _taps(m, d)) for d, slots in tables.items()}
-    weight = cast(range_sum(cast(conv.arg(1), wide(conv.dtype)), taps, wide(conv.dtype)), conv.dtype)
-    x, padding = _cropped(conv.arg(0), _paddings(m, tables))
-    units = {d: _unit(op, d, slots[0]) for d, slots in tables.items()}
-    stride = _replaced(op.stride, dims, _pooled_stride(op, tables))
-    inner = Conv(stride, padding, _replaced(op.dilation, dims, units), op.groups)
-    return _pooled_on(m["reduction"], _biased(m, inner, x, weight, tables), dims)
-
-
-def _unit(op: Conv, d: int, window: Slot) -> int:
-    """The distance between the taps of the folded kernel."""
-    return gcd(op.stride[d - 2] * window.step, op.dilation[d - 2]) if window.count > 1 else op.dilation[d - 2]
-
-
-def _folded(op: Conv, d: int, window: Slot, taps: int) -> Slots:
-    """The taps of w that each tap of the folded kernel sums."""
-    step, spread = op.stride[d - 2] * window.step, op.dilation[d - 2]
-    pooled = Slot(0, step * (window.count - 1) + 1, step, window.scale)
-    reach = _reach(op, d, window, taps)
-    return tuple(_weight_slot(pooled, v, spread, taps) for v in range(0, reach + 1, _unit(op, d, window)))
-
-
-def _reach(op: Conv, d: int, window: Slot, taps: int) -> int:
-    """How far the last position that one pooled output reads lies from the first."""
-    return op.stride[d - 2] * window.step * (window.count - 1) + op.dilation[d - 2] * (taps - 1)
-
-
-def _paddings(m: Match, tables: dict[int, Slots]) -> tuple[tuple[int, int], ...]:
-    """How x is padded, or cut where negative, to what the windows read."""
-    conv = m["conv"]
-    assert isinstance(conv.op, Conv)
-    padding, stride = list(conv.op.padding), _pooled_stride(conv.op, tables)
-    for d, slots in tables.items():
-        left = padding[d - 2][0] - conv.op.stride[d - 2] * slots[0].start
-        last = stride[d] * (len(slots) - 1) + _reach(conv.op, d, slots[0], _taps(m, d))
-        right = last + 1 - left - conv.arg(0).shape[d]
-        # a tail too short for another window is left where it is: cutting it off would cost a copy
-        padding[d - 2] = (left, 0 if -stride[d] < right < 0 else right)
-    return tuple(padding)
-
-
-def _weight_slot(window: Slot, v: int, dilation: int, taps: int) -> Slot:
-    """{u : v - dilation*u in window}, as an ascending range: u and v - dilation*u run against each other."""
-    mirrored = Slot(v - window.stop + 1, v - window.start + 1, window.step, window.scale)
-    return solve(dilation, 0, mirrored, taps)
-
-
-def _cropped(x: Node, padding: tuple[tuple[int, int], ...]) -> tuple[Node, tuple[tuple[int, int], ...]]:
+def cropped(x: Node, padding: tuple[tuple[int, int], ...]) -> tuple[Node, tuple[tuple[int, int], ...]]:
     """x without what negative padding cuts off, and the padding that is left."""
     for d, (left, right) in enumerate(padding, start=2):
         length = x.shape[d]
@@ -486,7 +419,6 @@ RULES = (
     sum_through_conv,
     sum_through_conv_transpose,
     box_before_conv,
-    box_into_weight,
     full_conv_is_matmul,
     single_tap_transpose,
 )

@@ -153,8 +153,8 @@ def empty() -> Node:
     return conv(inp(2, 2, 2, 5), inp(3, 2, 3, 2))
 
 
-def empty_turned() -> Node:
-    return conv(inp(2, 2, 1, 5), inp(2, 3, 2, 2), transposed=True, padding=((1, 1), (0, 0)))
+def empty_turned(stride: int = 1) -> Node:
+    return conv(inp(2, 2, 1, 5), inp(2, 3, 2, 2), transposed=True, padding=((1, 1), (0, 0)), stride=stride)
 
 
 def crowd(slots: int) -> Node:
@@ -235,34 +235,6 @@ def late_windows() -> Node:
     return range_sum(y, d2=tuple(ops.Slot(start, start + 3, 2, 0.5) for start in (1, 4)))
 
 
-def in_padding(first: int) -> Node:
-    """Two windows that read positions `first` - 2 and the next of an input of length 2."""
-    y = conv(inp(2, 1, 2), inp(1, 1, 1), padding=((3, 3),))
-    return range_sum(y, d2=tuple(ops.Slot(i, i + 1, 1, 1.0) for i in (first - 1, first)))
-
-
-def reads_something(root: Node) -> bool:
-    """Whether the windows read some of the input along each dimension, not only its padding."""
-    y = root.arg(0)
-    read = [positions(root, d) for d in range(2, y.ndim)]
-    return all(any(0 <= i < length for i in at) for at, length in zip(read, y.arg(0).shape[2:], strict=True))
-
-
-def positions(root: Node, d: int) -> range:
-    """Everything between the first and the last position of the input that is read along `d`."""
-    y = root.arg(0)
-    op, pool = y.op, root.op
-    if isinstance(pool, ops.Pool):
-        first, last = 0, (root.shape[d] - 1) * pool.stride[d - 2] + pool.kernel[d - 2] - 1
-    else:
-        window = dict(pool.table).get(d)  # type: ignore[attr-defined]
-        first, last = (window[0].start, window[-1].stop - 1) if window else (0, y.shape[d] - 1)
-    reach = op.dilation[d - 2] * (y.arg(1).shape[d] - 1)  # type: ignore[attr-defined]
-    shift = op.padding[d - 2][0]  # type: ignore[attr-defined]
-    shift = reach - shift if op.transposed else shift  # type: ignore[attr-defined]
-    return range(op.stride[d - 2] * first - shift, op.stride[d - 2] * last + reach - shift + 1)  # type: ignore[attr-defined]
-
-
 SPECS = [
     RuleSpec(
         rules.sum_through_conv,
@@ -300,17 +272,6 @@ SPECS = [
         pooled,
         st.one_of(sliding_sums(), sliding_beside_others(), sliding_turned()),
         SLIDING,
-        late_windows,
-    ),
-    RuleSpec(
-        rules.box_into_weight,
-        pooled,
-        st.one_of(sliding_sums(), sliding_beside_others(), sliding_turned()).filter(reads_something),
-        {
-            **SLIDING,
-            "the windows read nothing but padding": lambda: in_padding(1),
-            "the windows read nothing but padding # right": lambda: in_padding(6),
-        },
         late_windows,
     ),
     RuleSpec(

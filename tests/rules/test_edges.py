@@ -13,8 +13,8 @@ from linear_cases import adaptive, avg_pool, conv, range_sum, reduce
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Node, make
+from fusewright.rules import folding, pooling, sizes, sums, windows
 from fusewright.rules import pointwise as scalars
-from fusewright.rules import pooling, sizes, sums, windows
 
 
 def max_pools(stride: int, spread: int, kernel: int = 3) -> Node:
@@ -45,7 +45,7 @@ REFUSED = {
         lambda: make(ops.Conv((1, 1), ((0, 0),) * 2, (1, 2), 1, True, (0, 1)), inp(2, 3, 4, 4), inp(3, 2, 1, 1), None),
     ),
     "the windows read nothing but padding # of one value": (
-        windows.box_into_weight,
+        folding.box_into_weight,
         lambda: range_sum(
             conv(inp(2, 1, 1), inp(1, 1, 1), padding=2), d2=tuple(ops.Slot(i, i + 1, 1, 1.0) for i in (0, 1))
         ),
@@ -113,11 +113,11 @@ TAKEN = {
     "an inner view, an outer copy": (sizes.view_of_view, lambda: permuted(permuted(inp(B, 3, 4)), copy=True)),
     "two copies": (sizes.view_of_view, lambda: permuted(permuted(inp(B, 3, 4), copy=True), copy=True)),
     "the last window left out": (
-        windows.box_into_weight,
+        folding.box_into_weight,
         lambda: range_sum(conv(inp(B, 2, 7), inp(3, 2, 2)), d2=tuple(ops.Slot(i, i + 2, 1, 0.5) for i in range(4))),
     ),
     "late windows, into the padding": (
-        windows.box_into_weight,
+        folding.box_into_weight,
         lambda: range_sum(
             conv(inp(B, 2, 6, 9), inp(3, 2, 2, 2), stride=(1, 2), padding=((0, 3), (0, 2))),
             d2=tuple(ops.Slot(i, i + 2, 1, 0.5) for i in (1, 3, 5)),
@@ -125,7 +125,7 @@ TAKEN = {
         ),
     ),
     "one window along one dimension of two": (
-        windows.box_into_weight,
+        folding.box_into_weight,
         lambda: range_sum(
             conv(inp(2, 2, 9, 7), inp(3, 2, 2, 2), stride=2),
             d2=(ops.Slot(1, 2, 1, 0.5), ops.Slot(2, 3, 1, 0.5)),

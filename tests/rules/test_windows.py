@@ -9,7 +9,7 @@ from linear_cases import adaptive, avg_pool, conv, range_sum, reduce
 
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make
-from fusewright.rules import features, windows
+from fusewright.rules import features, folding, windows
 from fusewright.rules.rule import Rule
 
 F32 = torch.float32
@@ -131,7 +131,7 @@ def test_taps_that_sum_the_same_are_summed_once() -> None:
     assert contraction(padded).arg(1).shape == (3, 2, 1, 2) and contraction(padded).op.stride == (1, 2)
 
 
-@pytest.mark.parametrize("rule", [windows.box_before_conv, windows.box_into_weight])
+@pytest.mark.parametrize("rule", [windows.box_before_conv, folding.box_into_weight])
 def test_average_pools_slide_before_a_transposed_convolution_of_stride_one(rule: Rule) -> None:
     y = turned(padding=((1, 1), (2, 2)))
     graph = rewritten(rule, avg_pool(y, 2, 1))
@@ -146,7 +146,7 @@ def test_a_kernel_that_covers_its_input_is_one_matmul() -> None:
     assert not any(isinstance(n.op, ops.Permute) for n in graph.nodes())
 
 
-@pytest.mark.parametrize("rule", [windows.box_before_conv, windows.box_into_weight])
+@pytest.mark.parametrize("rule", [windows.box_before_conv, folding.box_into_weight])
 def test_pooling_follows_along_padded_dimensions(rule: Rule) -> None:
     y = conv(inp(B, 2, 9, 12), inp(3, 2, 2, 3), inp(3), stride=(1, 2))
     graph = rewritten(rule, avg_pool(y, 3, 2, stride=(2, 2), padding=(1, 0), count_include_pad=False))
@@ -156,12 +156,12 @@ def test_pooling_follows_along_padded_dimensions(rule: Rule) -> None:
 
 
 def test_a_tail_too_short_for_a_window_is_not_cut_off() -> None:
-    graph = rewritten(windows.box_into_weight, avg_pool(conv(inp(B, 2, 10), inp(3, 2, 3), inp(3)), 3))
+    graph = rewritten(folding.box_into_weight, avg_pool(conv(inp(B, 2, 10), inp(3, 2, 3), inp(3)), 3))
     assert not any(isinstance(n.op, ops.Slice) for n in graph.nodes())
 
 
 @pytest.mark.parametrize(("stride", "spread"), [(1, 2), (2, 4)])
 def test_a_folded_kernel_has_no_taps_that_are_always_zero(stride: int, spread: int) -> None:
     y = conv(inp(B, 2, 20), inp(3, 2, 2), inp(3), stride=stride, dilation=spread)
-    graph = rewritten(windows.box_into_weight, range_sum(y, d2=tuple(ops.Slot(i, i + 3, 2, 0.5) for i in (0, 3))))
+    graph = rewritten(folding.box_into_weight, range_sum(y, d2=tuple(ops.Slot(i, i + 3, 2, 0.5) for i in (0, 3))))
     assert contraction(graph).arg(1).shape == (3, 2, 3) and contraction(graph).op.dilation == (spread,)
