@@ -50,9 +50,9 @@ def _options(**given: tuple[Any, Any]) -> str:
 @_emits(ops.Conv)
 def _conv(op: ops.Conv, node: Node, args: Sequence[str]) -> str:
     n = len(op.stride)
-    x, both = args[0], [min(p) for p in op.padding]  # PyTorch pads, or crops, both sides alike
+    x, both = args[0], [min(p) for p in op.padding]  # PyTorch pads both sides alike, or crops them if transposed
     beyond = [side - each for p, each in reversed([*zip(op.padding, both, strict=True)]) for side in p]
-    if any(beyond) and not op.transposed:
+    if not op.transposed and (any(beyond) or min(both) < 0):
         x, both = f"F.pad({x}, {[q for p in reversed(op.padding) for q in p]})", [0] * n
     options = _options(
         stride=(_pairs(op.stride), set(op.stride) == {1}),

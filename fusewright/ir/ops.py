@@ -209,8 +209,8 @@ FIXED = (Param, Buffer, Constant, Number, Full, Vector, Positions)
 class Conv(Op):
     """n-d convolution of x (N, C, *) with w (O, C/groups, *k), transposed (C, O/groups, *k); bias (O,) or None.
 
-    `padding` is (left, right) zeros per dimension.  Transposed: `y[o, s*p + d*u - left] += x[c, p] * w[c, o, u]`, of
-    length (in-1)*s - left - right + d*(k-1) + output_padding + 1.
+    `padding` is (left, right) zeros per dimension; where negative, so many elements are left out.  Transposed:
+    `y[o, s*p + d*u - left] += x[c, p] * w[c, o, u]`, of length (in-1)*s - left - right + d*(k-1) + output_padding + 1.
     """
 
     stride: tuple[int, ...]

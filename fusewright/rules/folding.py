@@ -22,7 +22,6 @@ from fusewright.rules.windows import (
     REDUCED_CONV,
     as_plain,
     biased,
-    cropped,
     pooled_on,
     pooled_stride,
     refuse_shapes,
@@ -76,11 +75,10 @@ def box_into_weight(m: Match) -> Node:
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
     weight = _summed(conv, _taps(m, tables))
-    x, padding = cropped(conv.arg(0), _paddings(m, tables))
     units = {d: _unit(op, d, slots[0]) for d, slots in tables.items()}
     stride = replaced(op.stride, dims, pooled_stride(op, tables))
-    inner = Conv(stride, padding, replaced(op.dilation, dims, units), op.groups)
-    return pooled_on(m["reduction"], biased(m, inner, x, weight, tables), dims)
+    inner = Conv(stride, _paddings(m, tables), replaced(op.dilation, dims, units), op.groups)
+    return pooled_on(m["reduction"], biased(m, inner, conv.arg(0), weight, tables), dims)
 
 
 def _taps(m: Match, tables: Tables) -> Tables:
@@ -128,7 +126,7 @@ def _paddings(m: Match, tables: Tables) -> tuple[tuple[int, int], ...]:
         left = padding[d - 2][0] - conv.op.stride[d - 2] * slots[0].start
         last = stride[d] * (len(slots) - 1) + _reach(conv.op, d, slots[0], taps_of(m, d))
         right = last + 1 - left - conv.arg(0).shape[d]
-        # a tail too short for another window is left where it is: cutting it off would cost a copy
+        # a tail too short for another window is left where it is
         padding[d - 2] = (left, 0 if -stride[d] < right < 0 else right)
     return tuple(padding)
 
@@ -196,7 +194,7 @@ def _kind(m: Match, d: int, window: Slot, step: int, positions: int) -> _Kind | 
     if len(read) != (read[-1] - read[0]) // unit + 1:
         return None
     behind = step * (positions - 1) + read[-1] + 1 - length
-    # a tail too short for another window is left where it is: cutting it off would cost a copy
+    # a tail too short for another window is left where it is
     return _Kind(tuple(reached[at] for at in read), step, (-read[0], 0 if -step < behind < 0 else behind), unit)
 
 
@@ -264,8 +262,8 @@ def _of_kind(m: Match, tables: Tables, chosen: dict[int, _Kind]) -> Node:
     assert isinstance(conv.op, Conv)
     stride, dilation = (tuple(getattr(kind, name) for kind in kinds) for name in ("stride", "dilation"))
     weight = with_features_first(_summed(conv, {d: kind.taps for d, kind in chosen.items()}), conv.op.groups)
-    x, padding = cropped(conv.arg(0), tuple(kind.padding for kind in kinds))
-    return biased(m, Conv(stride, padding, dilation, conv.op.groups), x, weight, tables)
+    inner = Conv(stride, tuple(kind.padding for kind in kinds), dilation, conv.op.groups)
+    return biased(m, inner, conv.arg(0), weight, tables)
 
 
 RULES = (box_into_weight, box_into_transposed_weight)

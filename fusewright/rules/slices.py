@@ -3,6 +3,7 @@
     norm(x)[:, 0] = norm(x[:, 0])        (x @ w)[:, -1:] = x[:, -1:] @ w
     attention(q, k, v)[:, :, 0] = attention(q[:, :, 0], k, v)
     conv(x)[..., a:] = conv(x), padded less        conv_transpose(x)[..., a:b] = conv_transpose(x), padded more
+    conv(x[..., a:b]) = conv(x), padded by less than nothing
 
 The class token of a vision transformer, the last token of a language model: of the last block, everything is computed
 for one token, but for the keys and values that it attends to.  Slices only ever move inwards, and views outwards; they
@@ -31,7 +32,7 @@ from fusewright.ir.ops import (
     Softmax,
 )
 from fusewright.ir.types import same_numel
-from fusewright.rules.rule import Match, Rule, op, rule
+from fusewright.rules.rule import Match, Rule, op, rule, value
 
 # Operations of a chain that are looked through at most.
 REACH = 64
@@ -231,6 +232,40 @@ def slice_of_conv(m: Match) -> Node:
     return make(op, *conv.args, where=conv.where)
 
 
+def _refuse_cut_input(m: Match) -> str | None:
+    conv, like, length = m["conv"].op, _slice(m), m["x"].shape[_slice(m).dim]
+    assert isinstance(conv, Conv)
+    if conv.transposed:
+        return "the convolution is transposed"
+    if like.dim < 2 or like.step > 1:
+        return "channels or samples are left out, or every other position"
+    if not isinstance(length, int):
+        return "it is not known how much is left out"
+    left, right = conv.padding[like.dim - 2]
+    padded = (like.start > 0 and left > 0) or (like.stop < length and right > 0)
+    return "what is left out is padded" if padded else None
+
+
+@rule(
+    "conv(slice(x), w) = conv_cropped(x, w)",
+    pattern=op("conv", Conv, of=(op("slice", Slice, of=(value("x"),)),)),
+    condition=_refuse_cut_input,
+    exactness="reassociates",
+    enables=True,  # a kernel reads what lies in rows, and would be given a copy
+)
+def conv_of_slice(m: Match) -> Node:
+    """conv(x[..., a:b], w) -> conv(x, w), padded by -a and b - L: windows that begin and end inside.
+
+    x (N, C, *), cut along dimensions of L positions where nothing is added to what is cut off.  Class reassociates:
+    another kernel's order.
+    """
+    conv, like, length = m["conv"], _slice(m), m["x"].shape[_slice(m).dim]
+    assert isinstance(conv.op, Conv) and isinstance(length, int)
+    d, padding = like.dim - 2, list(conv.op.padding)
+    padding[d] = padding[d][0] - like.start, padding[d][1] + like.stop - length
+    return make(replace(conv.op, padding=tuple(padding)), m["x"], *conv.args[1:], where=conv.where)
+
+
 def _refuse_attention(m: Match) -> str | None:
     return _refuse_all(m) if _has_rows(m["x"], _slice(m).dim) else "it is not queries that are left out"
 
@@ -316,6 +351,7 @@ RULES: tuple[Rule, ...] = (
     slice_of_norm,
     slice_of_matmul,
     slice_of_conv,
+    conv_of_slice,
     slice_of_attention,
     slice_of_view,
     slice_of_cat,

@@ -239,7 +239,7 @@ def _turned_padding(conv: Node) -> tuple[tuple[int, int], ...]:
 def turned(conv: Node) -> Node:
     """conv_transpose_1(x, w) as conv_1(x, w'), w' (O, C/g, *K) from w (C, O/g, *K) with its taps reversed.
 
-    x is padded by d*(K-1) - padding, on the right by output_padding more, and cropped where that is negative.
+    x is padded by d*(K-1) - padding, on the right by output_padding more, which crops it where that is negative.
     """
     x, w, bias = conv.args
     assert isinstance(conv.op, Conv) and x is not None and w is not None
@@ -248,8 +248,7 @@ def turned(conv: Node) -> Node:
     # Row by row: from weights that lie otherwise, convolutions of several positions may answer in another format.
     several_positions = any(length != 1 for length in conv.shape[2:])
     weight = with_features_first(range_sum(w, reversal, w.dtype), groups, copy=several_positions)
-    x, padding = cropped(x, _turned_padding(conv))
-    return make(Conv(conv.op.stride, padding, conv.op.dilation, groups), x, weight, bias)
+    return make(Conv(conv.op.stride, _turned_padding(conv), conv.op.dilation, groups), x, weight, bias)
 
 
 def with_features_first(w: Node, groups: int, *, copy: bool = True) -> Node:
@@ -311,7 +310,8 @@ def box_before_conv(m: Match) -> Node:
     Class reassociates.
     """
     m, tables = as_plain(m), sliding_windows(m)
-    conv = m["conv"]
+    conv = _of_what_it_reads(m["conv"])
+    m = {**m, "conv": conv}
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
     stride = pooled_stride(op, tables)
@@ -320,6 +320,19 @@ def box_before_conv(m: Match) -> Node:
     inner = Conv(replaced(op.stride, dims, stride), padding, op.dilation, op.groups)
     y = biased(m, inner, range_sum(conv.arg(0), boxes, conv.dtype), conv.arg(1), tables)
     return pooled_on(m["reduction"], y, dims)
+
+
+def _of_what_it_reads(conv: Node) -> Node:
+    """The convolution of x without what it leaves out of it: a kernel forms window sums from the first element on."""
+    x = conv.arg(0)
+    assert isinstance(conv.op, Conv)
+    for d, (left, right) in enumerate(conv.op.padding, start=2):
+        length = x.shape[d]
+        if left < 0 or right < 0:
+            assert isinstance(length, int)
+            x = make(Slice(d, max(-left, 0), length - max(-right, 0)), x)
+    padding = tuple((max(left, 0), max(right, 0)) for left, right in conv.op.padding)
+    return conv if x is conv.arg(0) else make(replace(conv.op, padding=padding), x, *conv.args[1:])
 
 
 def pooled_on(root: Node, inner: Node, done: tuple[int, ...]) -> Node:
@@ -341,16 +354,6 @@ def _boxes(m: Match, d: int, slots: Slots, stride: int) -> Slots:
     reach = stride * (len(slots) - 1) + op.dilation[d - 2] * (taps_of(m, d) - 1) + 1
     first = own * window.start - left
     return tuple(make_slot(first + j, own * window.step, window.count, length, window.scale) for j in range(reach))
-
-
-def cropped(x: Node, padding: tuple[tuple[int, int], ...]) -> tuple[Node, tuple[tuple[int, int], ...]]:
-    """x without what negative padding cuts off, and the padding that is left."""
-    for d, (left, right) in enumerate(padding, start=2):
-        length = x.shape[d]
-        if left < 0 or right < 0:
-            assert isinstance(length, int)
-            x = make(Slice(d, max(-left, 0), length - max(-right, 0)), x)
-    return x, tuple((max(left, 0), max(right, 0)) for left, right in padding)
 
 
 def _refuse_full(m: Match) -> str | None:

@@ -215,7 +215,7 @@ class _Turning:
 def _is_for_library(node: Node) -> bool:
     op, x = node.op, node.arg(0)
     assert isinstance(op, ops.Conv)
-    symmetric = all(left == right for left, right in op.padding) and not op.transposed
+    symmetric = all(left == right >= 0 for left, right in op.padding) and not op.transposed
     channels = x.shape[1]
     wide = isinstance(channels, int) and channels * x.dtype.itemsize >= VECTOR
     return symmetric and wide and x.dtype in DTYPES and x.ndim in (4, 5)

@@ -214,9 +214,14 @@ class CostModel:
         return float(written + sum(self._elements(node, a) * a.dtype.itemsize for a in read))
 
     def _elements(self, node: Node, operand: Node) -> int:
-        """How much of an operand is read: of an embedding's weight the rows that are looked up, of classes one each."""
+        """How much of an operand is read: of an embedding's weight the rows that are looked up, of classes one each, of
+        images what no negative padding leaves out."""
         if isinstance(node.op, ops.Nll) and operand is node.arg(0):
             return self._numel(node.arg(1))
+        if isinstance(node.op, ops.Conv) and operand is node.arg(0):
+            lengths = zip(operand.shape[2:], node.op.padding, strict=True)
+            read = [self._size(n) + min(left, 0) + min(right, 0) for n, (left, right) in lengths]
+            return prod((*map(self._size, operand.shape[:2]), *read))
         inside, computed = operand, [node]
         if isinstance(node.op, Fused):
             computed, index = topological(node.op.bodies), node.args.index(operand)

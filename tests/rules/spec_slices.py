@@ -48,6 +48,33 @@ def parts(draw: Draw, x: Node, dims: tuple[int, ...]) -> Node:
     return cut(x, dim, start, stop, draw(st.sampled_from([1, 1, 2])))
 
 
+def part(x: Node, dim: int, start: Any, stop: Any, step: int = 1) -> Node:
+    return make(ops.Slice(dim, start, stop, step), x)
+
+
+@st.composite
+def of_parts(draw: Draw) -> Node:
+    """A convolution of a part, which is padded where nothing is left out."""
+    n, g = draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 2)))
+    lengths = [draw(st.integers(3, 8)) for _ in range(n)]
+    dim = draw(st.integers(0, n - 1))
+    start = draw(st.integers(0, lengths[dim] - 1))
+    stop = draw(st.integers(start + 1, lengths[dim]))
+    assume(stop - start < lengths[dim])
+    padding = [(draw(st.integers(0, 2)), draw(st.integers(0, 2))) for _ in range(n)]
+    padding[dim] = (0 if start else padding[dim][0], 0 if stop < lengths[dim] else padding[dim][1])
+    taps = [draw(st.integers(1, 3)) for _ in range(n)]
+    op = ops.Conv(
+        tuple(draw(st.integers(1, 2)) for _ in range(n)),
+        tuple(padding),
+        tuple(draw(st.integers(1, 2)) for _ in range(n)),
+        g,
+    )
+    x = part(inp(draw(st.sampled_from((B, 1, 3))), 2 * g, *lengths), dim + 2, start, stop)
+    assume(all(length >= 1 for length in op.spatial(x.shape[2:], taps)))  # type: ignore[operator]
+    return make(op, x, inp(2 * g, 2, *taps), inp(2 * g) if draw(st.booleans()) else None)
+
+
 @st.composite
 def functions(draw: Draw) -> Node:
     y = layer(inp(B, 3, 4))
@@ -226,6 +253,23 @@ SPECS = [
                 conv(inp(B, 2, 5), inp(3, 2, 3), padding=1), 2, 0, 3
             ),
             f"{UNKNOWN} # all of it": lambda: cut(conv(inp(B, 2, 5), inp(3, 2, 3)), 2, 0, 3),
+        },
+    ),
+    RuleSpec(
+        rules.conv_of_slice,
+        lambda: conv(part(inp(B, 2, 7, 6), 2, 2, 6), inp(3, 2, 3, 2), inp(3), padding=((0, 0), (1, 1)), stride=2),
+        of_parts(),
+        {
+            "the convolution is transposed": lambda: conv(part(inp(B, 2, 7), 2, 2, 6), inp(2, 3, 3), transposed=True),
+            "channels or samples are left out": lambda: conv(part(inp(B, 3, 7), 1, 1, 3), inp(3, 2, 3)),
+            "channels or samples are left out # every other": lambda: conv(
+                part(inp(B, 2, 7), 2, 0, 7, 2), inp(3, 2, 3)
+            ),
+            "it is not known how much is left out": lambda: conv(part(inp(2, 2, B), 2, 0, B - 1), inp(3, 2, 1)),
+            "what is left out is padded": lambda: conv(part(inp(B, 2, 7), 2, 1, 7), inp(3, 2, 3), padding=1),
+            "what is left out is padded # behind": lambda: conv(
+                part(inp(B, 2, 7), 2, 0, 6), inp(3, 2, 3), padding=((0, 1),)
+            ),
         },
     ),
     RuleSpec(

@@ -108,6 +108,7 @@ class Case:
     softmax: str = ""  # or "log_softmax", or what else is `AMONG` channels
     pool_first: bool = False  # ahead of that
     cropped: tuple[tuple[int, int], ...] = ()  # so many positions of a transposed convolution, on both sides
+    inside: tuple[tuple[int, int], ...] = ()  # so many elements of x that no window of a convolution reads
 
     @property
     def n(self) -> int:
@@ -167,9 +168,8 @@ class Model(nn.Module):
         return y
 
     def before_fold(self, x: Tensor) -> Tensor:
-        c, y = self.case, self.conv(x)
-        for d, (left, right) in enumerate(c.cropped, start=2):
-            y = y.narrow(d, left, y.shape[d] - left - right)
+        c = self.case
+        y = _without(self.conv(_without(x, c.inside)), c.cropped)
         for name in c.before:
             y = STEPS[name](y, self.p, self.q)
         if c.pool and c.pool_first:
@@ -189,6 +189,12 @@ class Model(nn.Module):
             return getattr(F, f"max_pool{c.n}d")(y, c.window, c.step, pad, ceil_mode=c.ceil_mode)
         more: dict[str, Any] = {"divisor_override": c.divisor} if c.divisor else {}
         return getattr(F, f"avg_pool{c.n}d")(y, c.window, c.step, pad, c.ceil_mode, c.include_pad, **more)
+
+
+def _without(x: Tensor, ends: tuple[tuple[int, int], ...]) -> Tensor:
+    for d, (left, right) in enumerate(ends, start=2):
+        x = x.narrow(d, left, x.shape[d] - left - right)
+    return x
 
 
 @dataclass(frozen=True)
@@ -248,14 +254,16 @@ class Found:
 
 _SLIDES_FIRST = "avg_pool(conv(x, w)) = conv_strided(box(x), w)"
 _CROPS = "slice(conv(x, w)) = conv_padded_otherwise(x, w)"
+_BEGINS_INSIDE = "conv(slice(x), w) = conv_cropped(x, w)"
 
 
 def find(case: Case, boxed: bool = False) -> Found | str:
     """The group of a case, or why it is none; `boxed` moves an average pool before its convolution."""
     model = Model(case)
     graph = capture(model, (case.example(),), {}).graph
-    if boxed or case.cropped:
-        rules = [rule for rule in RULES if rule.name == (_CROPS if case.cropped else _SLIDES_FIRST)]
+    wanted = {_SLIDES_FIRST: boxed, _CROPS: case.cropped, _BEGINS_INSIDE: case.inside}
+    if any(wanted.values()):
+        rules = [rule for rule in RULES if wanted.get(rule.name)]
         graph = rewrite(graph, rules, lambda node: Work(0, 0, 0, 0), mode="always").graph
     group = contraction.match(graph.outputs[0], graph.users())
     if isinstance(group, str):
