@@ -3,11 +3,11 @@
     python benchmarks/random_configurations.py --seed 1 --count 30 --device cuda --out random.json
     python benchmarks/random_configurations.py --seed 1 --rows 9,17 --device cuda                 # two rows again
 
-Each model goes through the passes of `fusewright.optimize` with ``kernels="always"`` (tuned on the device), is compared
-with a float64 run of some rows of the batch under the precision contract of `fusewright.verify`, and is then timed in
-turns with eager and its peers: as ``kernels="always"`` has it, and as ``"auto"`` does where that chose otherwise.  The
-comparison with eager that `optimize` itself ends with is left out: the table makes it.  Floors are `roofline.py`'s;
-"functions" is the least time that pointwise functions take on a GPU (`functions.py`), which the fraction leaves out.
+Each model goes through `fusewright.optimize` with ``kernels="always"`` (tuned on the device), is compared with a
+float64 run of some rows of the batch under the precision contract of `fusewright.verify`, in place of all its checks,
+and is then timed in turns with eager and its peers: as ``kernels="always"`` has it, and as ``"auto"`` does where that
+chooses otherwise.  Floors are `roofline.py`'s; "functions" is the least time that pointwise functions take on a GPU
+(`functions.py`), which the fraction leaves out.
 
 Configurations run in a process of their own, which is replaced when it dies or takes too long; whatever goes wrong
 becomes a row of one sentence.  Results are saved after every row.
@@ -31,16 +31,19 @@ from accuracy import Accuracy
 from configurations import Configuration, Sizes, draw
 from rich.console import Console
 from rich.table import Table
-from roofline import contractions, floor, rates
+from roofline import floor, rates
 from torch import Tensor, nn
 from worker import LOST, Worker, answer, attempted, sentence
 
 import fusewright
-from fusewright.dispatch import Entry, Options, Runner, State, guard_of
+from fusewright.capture import capture
+from fusewright.dispatch import Entry, Options, State
 from fusewright.measure import compare, environment, forward_call, save_results
 from fusewright.module import attach
+from fusewright.optimizer import planned
 from fusewright.peers import peers
-from fusewright.pipeline import Built, build, kernel_target
+from fusewright.pipeline import kernel_target
+from fusewright.plan import Plan
 from fusewright.problem import load_problem
 from fusewright.tuning import FASTER
 from fusewright.verification.numerics import tf32_allowed
@@ -65,24 +68,27 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
     sizes = Sizes.of(configuration)
     missing = kernel_target(device)
     begun = time.perf_counter()
-    built = build(model, (x,), {}, kernels="always" if missing is None else "never")
+    fast, entry = optimized(model, x, kernels="always" if missing is None else "never")
+    plan, runner = entry.plan, entry.runner
+    assert plan is not None
+    if runner is None:
+        raise RuntimeError(f"the model is kept as it is: {plan.reason}")
     row |= {
         "built": time.perf_counter() - begun,
-        "path": _path(built),
-        "launches": sum(len(k.launches) for k in built.program.kernels),
+        "path": _path(plan),
+        "launches": sum(len(k.launches) for k in runner.program.kernels),
+        "recorded": any(kept.path == "recorded" for kept in plan.kept),
     }
-    row |= {"rules": [fired.rule for fired in built.rewritten.fired], "kernels": [asdict(c) for c in built.choices]}
-    row["tiles"] = [decision.option for decision in built.decisions.values()]
-    fast, runner = drop_in(model, built, x)
+    row |= {"rules": [fired.rule for fired in plan.rules], "kernels": [asdict(c) for c in plan.kernels]}
     accuracy = Accuracy(model, fast, x, sizes.flops, sizes.middle).checked()
     if not runner.calls:
         raise RuntimeError("the model ran in place of the program made of it")
     row["accuracy"] = asdict(accuracy)
     entrants = {"fusewright": fast}
-    if _declined(built):
-        chosen = build(model, (x,), {}, kernels="auto")
-        row["auto"] = [asdict(c) for c in chosen.choices]
-        entrants = {"fusewright": drop_in(model, chosen, x)[0], "always": fast}
+    if _declined(plan):
+        chosen, other = optimized(model, x)
+        row["auto"] = [asdict(c) for c in other.plan.kernels] if other.plan is not None else []
+        entrants = {"fusewright": chosen, "always": fast}
     row["reasons"] = admit(entrants, model, (x,), names)
     row["lost"] = next((name for name, reason in row["reasons"].items() if LOST in reason), "")
     if row["lost"]:
@@ -90,7 +96,7 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
     calls = {name: forward_call(module, (x,)) for name, module in entrants.items()}
     times = compare(calls, device=device, min_time=0.02, rounds=7, max_time=TIMING)
     row["times"] = {name: asdict(sample) for name, sample in times.items()}
-    least = floor(built.captured.graph, x, forward_call(model, (x,))())
+    least = floor(capture(model, (x,), {}, gradients=False).graph, x, forward_call(model, (x,))())
     row["roofline"] = least.record(times["fusewright"].median)
 
 
@@ -114,27 +120,24 @@ def model_from(source: str, device: torch.device) -> nn.Module:
         return load_problem(path).build(device=device).eval().requires_grad_(False)
 
 
-def drop_in(model: nn.Module, built: Built, x: Tensor) -> tuple[nn.Module, Runner]:
-    """What `optimize` returns for this program, to be called without gradients, and what counts its calls."""
-    graph = built.captured.graph
-    guard = guard_of((x,), {}, tuple(n.shape for n in graph.inputs), graph.symbols)
-    runner, state = Runner(built.program, guard), State(model, Options())
-    state.add(Entry(runner, frozenset({"forward"})), (x,), {})
-    return attach(model, state), runner
+def optimized(model: nn.Module, x: Tensor, **options: Any) -> tuple[nn.Module, Entry]:
+    """What `fusewright.optimize` returns without verifying it, and what serves calls."""
+    args, kwargs, entry = planned(model, (x,), Options(verify=False, **options), lambda _: None)
+    state = State(model, Options())
+    state.add(entry, args, kwargs)
+    return attach(model, state), entry
 
 
-def _path(built: Built) -> str:
+def _path(plan: Plan) -> str:
     """What computes the convolution: a generated kernel, ATen, or nothing because the algebra removed it."""
-    wanted = sum(type(node.op).__name__ == "Conv" for node in contractions(built.rewritten.graph))
-    if not wanted:
-        return "algebra"
-    covered = sum(c.family == "contraction" and c.path == "generated" for c in built.choices)
-    return "generated" if covered >= wanted else "ATen"
+    if "F.conv" in plan.program.partition("def forward(")[2]:
+        return "ATen"
+    return "generated" if any(c.family == "contraction" and c.path == "generated" for c in plan.kernels) else "algebra"
 
 
-def _declined(built: Built) -> bool:
+def _declined(plan: Plan) -> bool:
     """Whether ``kernels="auto"`` would leave a group to ATen."""
-    return any(c.generated is not None and c.aten is not None and c.generated > FASTER * c.aten for c in built.choices)
+    return any(c.generated is not None and c.aten is not None and c.generated > FASTER * c.aten for c in plan.kernels)
 
 
 def admit(

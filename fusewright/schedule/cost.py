@@ -40,6 +40,9 @@ FREE = (
 # Ranges shorter than this are summed at the pace of pooling.
 SHORT = 32
 
+# Features of a convolution that keep a GPU's kernel busy, and as how many any fewer count.
+WIDE, LEAST = 32, 4
+
 Answer = TypeVar("Answer")
 
 NOTHING = Work(0.0, 0.0, 0.0, 0.0)
@@ -76,6 +79,14 @@ def _once(method: Callable[[CostModel, Node], Answer]) -> Callable[[CostModel, N
         return cast(Answer, answers[name])
 
     return remembered
+
+
+def _used(conv: Node) -> float:
+    """The share of its pace at which a GPU's kernels compute a convolution: few features leave part of each instruction
+    idle (`benchmarks/results/h200_random*.json`)."""
+    op, features = conv.op, conv.shape[1]
+    assert isinstance(op, ops.Conv)
+    return min(1.0, max(features / op.groups, LEAST) / WIDE) if isinstance(features, int) else 1.0
 
 
 class CostModel:
@@ -273,6 +284,8 @@ class CostModel:
                 return self.facts.conv
             case ops.Conv() if node.dtype == torch.float64:
                 return self.facts.wide / 4
+            case ops.Conv() if self.fusing and node.device.type == "cuda":
+                return self.facts.conv * _used(node)
             case ops.Conv(transposed=transposed):
                 return self.facts.conv / 2 if transposed else self.facts.conv
             case ops.ConvLast():
