@@ -36,6 +36,7 @@ from fusewright.rules.engine import Mode, Rewritten, rewrite, total
 from fusewright.runtime import compiler, nvrtc
 from fusewright.runtime.device import LARGE_GPU, DeviceFacts, device_facts
 from fusewright.runtime.launch import layout_of
+from fusewright.schedule.bias_behind import with_bias_behind
 from fusewright.schedule.channels_last import as_eager_lies, channels_last, with_memory_of_its_own
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.few_elements import of_few
@@ -244,6 +245,7 @@ class _Passes:
         moves, orders, sizes = self.tuner.moves, self.orders, (self.facts, self.hints, self.orders)
         if moves:
             graph = with_sums_apart(graph, self.cost, orders, self.tuner.seconds, alone=self.alone)
+            graph = with_bias_behind(graph, orders, alone=self.alone)
         graph = rows_first(views_first(by_axis(as_pools(graph, orders), orders), orders), orders)
         # In training, a product gives gradients in fewer passes.
         graph = as_sums(graph, *sizes) if moves and not self.training else graph
