@@ -12,7 +12,7 @@ are moved instead of 11.4 GB.
 
 Verified on a CPU, against float64: outputs are off by 1.9e-08 (eager: 5.3e-08) and gradients are off by
     1.6e-05 (eager: 4.9e-04) of their size.
-Not measured, as asked; built in 0.9 s.
+Not measured, as asked; built in 1.0 s.
 
 Serves float32 (2 or more, 8, 384, 384), without gradients also float32 (2 or more, 8, 192 to 768, 192 to
 768), in either mode of the model that get_init_inputs() describes. Other constructor arguments and other
