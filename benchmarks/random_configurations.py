@@ -122,7 +122,7 @@ def model_from(source: str, device: torch.device) -> nn.Module:
 
 def optimized(model: nn.Module, x: Tensor, **options: Any) -> tuple[nn.Module, Entry]:
     """What `fusewright.optimize` returns without verifying it, and what serves calls."""
-    args, kwargs, entry = planned(model, (x,), Options(verify=False, **options), lambda _: None)
+    args, kwargs, entry = planned(model, (x,), Options(**{"verify": False} | options), lambda _: None)
     state = State(model, Options())
     state.add(entry, args, kwargs)
     return attach(model, state), entry

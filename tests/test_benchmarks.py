@@ -18,8 +18,6 @@ from torch.nn import functional as F
 
 from fusewright.capture import capture
 from fusewright.ir import pointwise
-from fusewright.pipeline import build
-from fusewright.plan import KernelChoice
 from fusewright.problem import load_problem
 from fusewright.runtime import nvrtc
 
@@ -225,7 +223,7 @@ def test_a_failure_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such kernel\nwith a long story")
 
-    monkeypatch.setattr(random_configurations, "build", fail)
+    monkeypatch.setattr(random_configurations, "planned", fail)
     drawn = configurations.draw(1, 3, 5e4, 2e5)
     failed = random_configurations.measured(drawn, 3, torch.device("cpu"), ("eager",))
     assert failed["error"] == "RuntimeError: no such kernel"
@@ -233,15 +231,14 @@ def test_a_failure_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_path_says_what_computes_the_convolution() -> None:
+    x = torch.randn(2, 2, 5, 5)
     conv = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Tanh()).eval().requires_grad_(False)
-    built = build(conv, (torch.randn(2, 2, 5, 5),), {})
-    ours, theirs = (KernelChoice("fused_conv_tanh", "contraction", "", p) for p in ("generated", "ATen"))
-    tail = KernelChoice("fused_tanh", "stream", "", "generated")
-    paths = [random_configurations._path(replace(built, choices=c)) for c in ((), (theirs, tail), (ours,))]
-    assert paths == ["ATen", "ATen", "generated"]
     mean = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.AdaptiveAvgPool2d(1)).eval().requires_grad_(False)
-    summed = build(mean, (torch.randn(2, 2, 5, 5),), {}, mode="always")
-    assert random_configurations._path(summed) == "algebra"
+    options = {"verify": False, "measure": False}
+    how = ((conv, {"kernels": "always"}), (conv, {"kernels": "never"}), (mean, {"rewrite": "always"}))
+    plans = [random_configurations.optimized(model, x, **options, **more)[1].plan for model, more in how]
+    paths = [random_configurations._path(plan) for plan in plans if plan is not None]
+    assert paths == ["generated", "ATen", "algebra"]
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ FOUNDING: dict[str, tuple[frozenset[str] | None, tuple[int, ...], list[str], str
         None,
         (128, 8, 16, 64, 64),
         ["contraction"],
-        "fused_conv_max_mean_div_add_sum",
+        "fused_conv_max_add_mean_div_add_sum",
     ),
     "convtranspose_gap_bias_logsumexp": (None, (16, 64, 512, 512), ["range reduction", "sample program"], None),
 }
