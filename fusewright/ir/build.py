@@ -50,6 +50,18 @@ def before_permute(x: Node, dims: Sequence[int]) -> Node:
     return permute(reshape(x, shape), places)
 
 
+def part_read(conv: Node) -> Node:
+    """What a convolution reads of x, without what its negative padding leaves out."""
+    x = conv.arg(0)
+    assert isinstance(conv.op, ops.Conv)
+    for d, (left, right) in enumerate(conv.op.padding, start=2):
+        length = x.shape[d]
+        if left < 0 or right < 0:
+            assert isinstance(length, int)
+            x = make(ops.Slice(d, max(-left, 0), length - max(-right, 0)), x)
+    return x
+
+
 def cast(x: Node, dtype: torch.dtype) -> Node:
     """x in another dtype; x itself when it has it already."""
     return x if x.dtype == dtype else make(ops.Cast(dtype), x)

@@ -9,7 +9,7 @@ The second one has s/gcd(s, t) kinds of position, by q: each is a plain convolut
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import pairwise
 from math import gcd, prod
 
 from fusewright.ir.build import cast, range_sum, reshape, wide
@@ -67,8 +67,8 @@ def box_into_weight(m: Match) -> Node:
     """avg_pool_t(conv_s(x, w) + b) -> conv_{s*t}(x, w') + b: the window is folded into one larger kernel.
 
     w' (O, C/g, *V), w'[v] = scale * sum of w[u] over the u with d*u + s*i = v for an i of the window;
-    V = s*(k-1) + d*(K-1) + 1.  Holds as `box_before_conv` does; costs more arithmetic and no intermediate.
-    Class reassociates.
+    V = s*(k-1) + d*(K-1) + 1.  Holds as `box_before_conv` does, where every tap sums something, and
+    reads something of x; costs more arithmetic and no intermediate.  Class reassociates.
     """
     m, tables = as_plain(m), sliding_windows(m)
     conv = m["conv"]
@@ -105,7 +105,7 @@ def _unit(op: Conv, d: int, window: Slot) -> int:
 
 
 def _folded(op: Conv, d: int, window: Slot, taps: int) -> Slots:
-    """The same along one dimension."""
+    """The taps of w that each tap of the folded kernel sums, along one dimension."""
     step, spread = op.stride[d - 2] * window.step, op.dilation[d - 2]
     pooled = Slot(0, step * (window.count - 1) + 1, step, window.scale)
     reach = _reach(op, d, window, taps)
@@ -218,8 +218,9 @@ def _refuse_kinds(m: Match) -> str | None:
         return f"it would become {count} convolutions"
     if any(kind is None for along in kinds.values() for kind in along):
         return APART
-    every = product(*kinds.values())
-    return PADDING if any(_reads_nothing(conv, tuple(kind.padding for kind in of if kind)) for of in every) else None
+    lengths = {d: conv.arg(0).shape[d] for d in kinds}
+    lost = any(min(kind.padding) <= -lengths[d] for d, along in kinds.items() for kind in along if kind)
+    return PADDING if lost else None
 
 
 @rule(

@@ -15,9 +15,9 @@ from math import prod
 
 import torch
 
-from fusewright.ir.build import cast, permute, pointwise, range_sum, reshape, total, wide
+from fusewright.ir.build import cast, part_read, permute, pointwise, range_sum, reshape, total, wide
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Conv, Matmul, Pool, Slice, Slot, numel
+from fusewright.ir.ops import Conv, Matmul, Pool, Slot, numel
 from fusewright.ir.slots import Slots, make_slot, sliding, tap_slots
 from fusewright.rules.linear import (
     LINEAR,
@@ -309,9 +309,8 @@ def box_before_conv(m: Match) -> Node:
     padding is free); along others the pooling follows.  A transposed convolution of stride 1 is a plain one here.
     Class reassociates.
     """
-    m, tables = as_plain(m), sliding_windows(m)
-    conv = _of_what_it_reads(m["conv"])
-    m = {**m, "conv": conv}
+    m, tables = _of_what_it_reads(as_plain(m)), sliding_windows(m)
+    conv = m["conv"]
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
     stride = pooled_stride(op, tables)
@@ -322,17 +321,12 @@ def box_before_conv(m: Match) -> Node:
     return pooled_on(m["reduction"], y, dims)
 
 
-def _of_what_it_reads(conv: Node) -> Node:
-    """The convolution of x without what it leaves out of it: a kernel forms window sums from the first element on."""
-    x = conv.arg(0)
+def _of_what_it_reads(m: Match) -> Match:
+    """The same match of the part of x that is read: a kernel forms window sums from the first element on."""
+    conv, x = m["conv"], part_read(m["conv"])
     assert isinstance(conv.op, Conv)
-    for d, (left, right) in enumerate(conv.op.padding, start=2):
-        length = x.shape[d]
-        if left < 0 or right < 0:
-            assert isinstance(length, int)
-            x = make(Slice(d, max(-left, 0), length - max(-right, 0)), x)
     padding = tuple((max(left, 0), max(right, 0)) for left, right in conv.op.padding)
-    return conv if x is conv.arg(0) else make(replace(conv.op, padding=padding), x, *conv.args[1:])
+    return m if x is conv.arg(0) else {**m, "conv": make(replace(conv.op, padding=padding), x, *conv.args[1:])}
 
 
 def pooled_on(root: Node, inner: Node, done: tuple[int, ...]) -> Node:

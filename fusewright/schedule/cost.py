@@ -16,6 +16,7 @@ import sympy
 import torch
 
 from fusewright.ir import ops
+from fusewright.ir.build import part_read
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Node, topological
 from fusewright.ir.ops import Size
@@ -230,9 +231,7 @@ class CostModel:
         if isinstance(node.op, ops.Nll) and operand is node.arg(0):
             return self._numel(node.arg(1))
         if isinstance(node.op, ops.Conv) and operand is node.arg(0):
-            lengths = zip(operand.shape[2:], node.op.padding, strict=True)
-            read = [self._size(n) + min(left, 0) + min(right, 0) for n, (left, right) in lengths]
-            return prod((*map(self._size, operand.shape[:2]), *read))
+            return self._numel(part_read(node))
         inside, computed = operand, [node]
         if isinstance(node.op, Fused):
             computed, index = topological(node.op.bodies), node.args.index(operand)

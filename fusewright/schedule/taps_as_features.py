@@ -84,8 +84,7 @@ def _steps(y: Node) -> Iterator[tuple[Node, int]]:
         return
     x, w = y.inputs[:2]
     lengths = (*x.shape[1:], *w.shape, *y.shape[1:])
-    padded = all(left >= 0 and right >= 0 for left, right in op.padding)
-    if not all(isinstance(n, int) and n > 0 for n in lengths) or not padded or int(w.shape[0]) > FEW or w.varies:
+    if not all(isinstance(n, int) and n > 0 for n in lengths) or int(w.shape[0]) > FEW or w.varies:
         return
     for dim in range(2, y.ndim - 1):
         if int(w.shape[dim]) > 1:

@@ -20,7 +20,7 @@ from math import ceil, prod
 from types import MappingProxyType
 
 from fusewright.ir import ops
-from fusewright.ir.build import permute, pointwise, reshape
+from fusewright.ir.build import part_read, permute, pointwise, reshape
 from fusewright.ir.memory_order import Order, output_orders, rows_of
 from fusewright.ir.node import Graph, Node, make
 from fusewright.schedule.beside import Readers, readers_of
@@ -105,8 +105,10 @@ class _Convolution:
 
     def windows(self, positions: tuple[int, ...]) -> Node:
         """(N, *P, C*K), in memory; `positions` are P, or their number."""
-        op, x, taps = self.op, self.y.arg(0), [int(n) for n in self.y.arg(1).shape[2:]]
-        pads = tuple((d, left, right) for d, (left, right) in enumerate(op.padding, start=2) if left or right)
+        op, taps = self.op, [int(n) for n in self.y.arg(1).shape[2:]]
+        sides = [(d, max(left, 0), max(right, 0)) for d, (left, right) in enumerate(op.padding, start=2)]
+        x = part_read(self.y)
+        pads = tuple((d, left, right) for d, left, right in sides if left or right)
         x = make(ops.Pad(pads), x) if pads else x
         for d, (taps_along, stride, dilation) in enumerate(zip(taps, op.stride, op.dilation, strict=True), start=2):
             span = dilation * (taps_along - 1) + 1
@@ -174,10 +176,9 @@ def _found(node: Node, cost: CostModel) -> _Convolution | None:
         return None
     x, w = node.inputs[:2]
     lengths = (*x.shape[1:], *w.shape, *node.shape[1:])
-    padded = all(left >= 0 and right >= 0 for left, right in op.padding)
     if isinstance(x.op, ops.RangeSum) or all(n == 1 for n in w.shape[2:]):
         return None  # its kernel forms them while it reads, or it is a product as it is
-    if not padded or w.varies or not all(isinstance(n, int) and n > 0 for n in lengths):
+    if w.varies or not all(isinstance(n, int) and n > 0 for n in lengths):
         return None
     found = _Convolution(node)
     numbers, rows = _numbers(found, cost)

@@ -18,7 +18,10 @@ from fusewright import pipeline, tuning
 from fusewright.capture import capture
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Symbol, make
+from fusewright.plan import Work
 from fusewright.reduced import shape
+from fusewright.rules import RULES
+from fusewright.rules.engine import rewrite
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.window_products import as_products
@@ -91,6 +94,34 @@ CASES = {
     "many large patches": Case((2, 2, 128, 144), 48, (16, 16), {"stride": 16}, lambda y, m: flattened(y, m) + m.at),
     "a long sum": Case((2, 11, 16, 16, 16), 12, (9, 7, 7), {"stride": 9, "padding": 1}, lambda y, m: y.relu().sum(1)),
 }  # fmt: skip
+
+
+INSIDE = {
+    "patches": Case((2, 3, 21, 24), 20, (8, 8), {"stride": 8}, flattened),
+    "a signal": Case((3, 5, 51), 12, (7,), {"stride": 6, "dilation": 2}),
+    "padded along another dimension": Case((2, 4, 22, 15), 6, (3, 4), {"stride": (7, 8), "padding": (0, 3)}),
+}
+BEGINS_INSIDE = [rule for rule in RULES if rule.name == "conv(slice(x), w) = conv_cropped(x, w)"]
+
+
+class Part(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :, 2:-1]
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_of_windows_that_begin_inside(name: str) -> None:
+    """Of a slice, which is negative padding then, and a slice again."""
+    case = INSIDE[name]
+    model, x = nn.Sequential(Part(), case.model()), torch.randn(case.shape)
+    captured, hints, orders = given(model, x)
+    graph = rewrite(captured.graph, BEGINS_INSIDE, lambda node: Work(0, 0, 0, 0), mode="always").graph
+    (conv,) = (node for node in graph.nodes() if isinstance(node.op, ops.Conv))
+    assert conv.op.padding[0] == (-2, -1)  # type: ignore[attr-defined]
+    cost = CostModel(LARGE_GPU, hints, derived_ahead=True)
+    found, products = as_products(graph, cost, orders, always=True)
+    assert products == 1
+    torch.testing.assert_close(value(found, captured, model, x), model(x).detach())
 
 
 def run(model: nn.Module, x: Tensor, *, always: bool = True) -> tuple[Graph, Graph, int, Tensor]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fusewright.ir import ops
+from fusewright.ir.build import part_read
 from fusewright.ir.node import Node
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import FREE, CostModel, is_one_pass
@@ -67,7 +68,9 @@ def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) 
 
 def moved(group: Group, hints: Mapping[Any, int]) -> int:
     """Bytes that a group reads and writes."""
-    return sum(prod(sizes(n, hints)) * n.dtype.itemsize for n in (*group.operands, *group.results))
+    parts = {n.arg(0): part_read(n) for n in group.inner if isinstance(n.op, ops.Conv)}
+    read = (parts.get(n, n) for n in group.operands)
+    return sum(prod(sizes(n, hints)) * n.dtype.itemsize for n in (*read, *group.results))
 
 
 def _has_columns(node: Node) -> bool:
