@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from gpu_build import as_on_a_gpu, emulated
+from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
 from torch import Tensor, nn
 
 from fusewright import pipeline
+from fusewright.codegen.held import of_held
+from fusewright.ir import ops
+from fusewright.ir.node import make
+from fusewright.kernel import Array, Kernel
 from fusewright.runtime.operators import operator
 from tests.dropin import fast, program_calls, same
 
@@ -115,3 +121,24 @@ def test_on_a_cpu() -> None:
     with torch.no_grad():
         same(f, model, x, program=True)
     assert program_calls(f) > 0
+
+
+def test_the_bias_behind_a_maximum_is_read_as_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a convolution's kernel: to it both are the same numbers, one after the other."""
+    model = nn.Sequential(nn.Conv2d(16, 64, 3), nn.MaxPool2d(2)).eval().requires_grad_(False)
+    built = built_for_a_gpu(monkeypatch, model, torch.empty(256, 16, 130, 130), kernels="always")
+    (kernel,) = built.program.kernels
+    assert "reshape" not in built.program.source.partition("def forward")[2]
+    assert kernel.name == "fused_conv_max_add" and kernel.shapes[2] == ("64",)
+
+
+def test_a_brief_kernel_is_given_the_same() -> None:
+    """While tiles are timed it stands for the kernel."""
+    seen, held = (make(ops.Input(shape, torch.float32, torch.device("cpu"), "b", 0)) for shape in ((1, 4, 1), (4,)))
+    sizes, out = (("n", 0, 1),), Array("out", (), torch.float32)
+    whole = Kernel("k", "", ("b",), ("contiguous",), sizes, out, (), (), "", shapes=(("1", "4", "1"),))
+    group: Any = SimpleNamespace(seen=(seen,), operands=(held,))
+    found = of_held(replace(whole, brief=whole), group)
+    assert found.brief is not None
+    assert found.shapes == found.brief.shapes == (("4",),)
+    assert found.sizes == found.brief.sizes == (("n", 0, 0),)

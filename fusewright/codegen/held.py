@@ -17,4 +17,5 @@ def of_held(kernel: Kernel, group: Group) -> Kernel:
         return kernel
     shapes = (tuple(map(str, group.operands[i].shape)) if i in moved else s for i, s in enumerate(kernel.shapes))
     sizes = ((name, i, moved[i][d] if i in moved else d) for name, i, d in kernel.sizes)
-    return replace(kernel, shapes=tuple(shapes), sizes=tuple(sizes))
+    brief = None if kernel.brief is None else of_held(kernel.brief, group)
+    return replace(kernel, shapes=tuple(shapes), sizes=tuple(sizes), brief=brief)
