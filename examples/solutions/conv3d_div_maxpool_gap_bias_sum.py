@@ -818,7 +818,7 @@ def fused_conv_max_add_mean_div_add_sum_sizes(
     expect("fused_conv_max_add_mean_div_add_sum", "x", x_shape, (None, 8, None, None, None))
     N, in_d, in_h, in_w = x_shape[0], x_shape[2], x_shape[3], x_shape[4]
     expect("fused_conv_max_add_mean_div_add_sum", "w", w_shape, (16, 8, 3, 3, 3))
-    expect("fused_conv_max_add_mean_div_add_sum", "operand_1", operand_1_shape, (1, 16, 1, 1, 1))
+    expect("fused_conv_max_add_mean_div_add_sum", "operand_1", operand_1_shape, (16,))
     expect("fused_conv_max_add_mean_div_add_sum", "parameter_1", parameter_1_shape, (16, 1, 1, 1))
     P = in_d - 2
     Q = in_h - 2
@@ -865,6 +865,7 @@ def fused_conv_max_add_mean_div_add_sum_reference(x, w, operand_2, parameter_1):
     x = F.conv3d(x, w)  # (B, 16, 14, 62, 62)
     del w
     x = F.max_pool3d(x, 2)  # (B, 16, 7, 31, 31)
+    operand_2 = operand_2.reshape((1, 16, 1, 1, 1))  # (1, 16, 1, 1, 1)
     x = x + operand_2  # (B, 16, 7, 31, 31)
     del operand_2
     x = x.mean((2, 3, 4), keepdim=True)  # (B, 16, 1, 1, 1)
@@ -1072,9 +1073,7 @@ class ModelNew(Model):
 
     def fused(self, x, bias, conv_weight, conv_bias):
         """The rewritten forward."""
-        shaped = conv_bias.reshape((1, 16, 1, 1, 1))  # (1, 16, 1, 1, 1)
         x = fused_conv_max_add_mean_div_add_sum(
-            x, conv_weight, shaped, bias, kernel_size=(3, 3, 3), pool=(2, 2, 2)
+            x, conv_weight, conv_bias, bias, kernel_size=(3, 3, 3), pool=(2, 2, 2)
         )  # (B, 1, 1, 1)
-        del shaped
         return x
