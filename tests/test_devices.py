@@ -57,7 +57,7 @@ def x() -> Tensor:
 
 def test_the_whole_chain_fuses_with_numbers_of_another_device(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     built = built_for_a_gpu(monkeypatch, Scaled(), x)
-    assert [c.name for c in built.choices] == ["fused_convtranspose_avg_mul_add_mul"]
+    assert [c.name for c in built.choices] == ["fused_conv_mul_add_mul"]
     assert {"scale", "factor"} <= set(built.program.sources), "brought ahead, not in every call"
     assert built.program.source.count('torch.ones((), dtype=torch.float32, device="cuda") * ') == 3
 

@@ -169,7 +169,7 @@ def test_windows_larger_than_tiles_are_left_to_memory(monkeypatch: pytest.Monkey
     model = nn.Sequential(nn.ConvTranspose3d(74, 40, 7, padding=(1, 3, 1)), nn.MaxPool3d(size))
     built = built_for_a_gpu(monkeypatch, model, torch.empty(16, 74, 37, 40, 29))
     found = [choice.name for choice in built.choices]
-    assert found == (["fused_convtranspose", "fused_max"] if left else ["fused_convtranspose_max"])
+    assert found == (["fused_convtranspose", "fused_max_add"] if left else ["fused_convtranspose_max_add"])
 
 
 def test_overlapping_windows_are_left_to_memory_where_tiles_suffer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +190,11 @@ def test_windows_that_begin_between_strides(
     model = nn.Sequential(nn.ConvTranspose2d(9, 24, 3, 2), nn.ReLU(), nn.MaxPool2d(size)).to(dtype)
     built = built_for_a_gpu(monkeypatch, model, torch.empty(16, 9, 128, 128, dtype=dtype), capability=capability)
     names = [choice.name for choice in built.choices]
-    assert names == (["fused_convtranspose_max_relu"] if taken_in else ["fused_convtranspose", "fused_max_relu"])
+    apart = ["fused_convtranspose", "fused_max_add_relu"]
+    assert names == (["fused_convtranspose_max_add_relu"] if taken_in else apart)
 
 
-@pytest.mark.parametrize(("size", "name"), [(3, "fused_convtranspose_max_relu"), (199, "fused_convtranspose")])
+@pytest.mark.parametrize(("size", "name"), [(3, "fused_convtranspose_max_add_relu"), (199, "fused_convtranspose")])
 def test_a_single_launch_ends_before_windows_that_no_kernel_pools(
     monkeypatch: pytest.MonkeyPatch, size: int, name: str
 ) -> None:
