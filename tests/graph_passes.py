@@ -9,8 +9,12 @@ from torch import Tensor, nn
 
 from fusewright.capture import Captured, capture
 from fusewright.codegen.aten import lower
+from fusewright.ir import ops
 from fusewright.ir.memory_order import Order, order_of
 from fusewright.ir.node import Graph, Node
+from fusewright.plan import Work
+from fusewright.rules import RULES
+from fusewright.rules.engine import rewrite
 
 
 def given(model: nn.Module, *args: Tensor) -> tuple[Captured, dict[Any, int], dict[Node, Order]]:
@@ -27,3 +31,19 @@ def value(graph: Graph, captured: Captured, model: nn.Module, *args: Tensor) -> 
     with torch.no_grad():
         result: Tensor = forward(model, *args, *derive(model))[0]
     return result
+
+
+class Part(nn.Module):
+    """What lies inside along the first dimension of positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :, 2:-1]
+
+
+def begun_inside(graph: Graph) -> Graph:
+    """The same of a convolution of a `Part`: its windows begin and end inside of x."""
+    rules = [rule for rule in RULES if rule.name == "conv(slice(x), w) = conv_cropped(x, w)"]
+    found = rewrite(graph, rules, lambda node: Work(0, 0, 0, 0), mode="always").graph
+    (conv,) = (node.op for node in found.nodes() if isinstance(node.op, ops.Conv))
+    assert conv.padding[0] == (-2, -1)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import sympy
 import torch
@@ -50,16 +51,19 @@ def before_permute(x: Node, dims: Sequence[int]) -> Node:
     return permute(reshape(x, shape), places)
 
 
-def part_read(conv: Node) -> Node:
-    """What a convolution reads of x, without what its negative padding leaves out."""
-    x = conv.arg(0)
-    assert isinstance(conv.op, ops.Conv)
-    for d, (left, right) in enumerate(conv.op.padding, start=2):
+def of_part_read(conv: Node) -> Node:
+    """The same convolution of the part of x that negative padding leaves; `conv` where there is none."""
+    op, x = conv.op, conv.arg(0)
+    assert isinstance(op, ops.Conv)
+    if all(min(sides) >= 0 for sides in op.padding):
+        return conv
+    for d, (left, right) in enumerate(op.padding, start=2):
         length = x.shape[d]
         if left < 0 or right < 0:
             assert isinstance(length, int)
             x = make(ops.Slice(d, max(-left, 0), length - max(-right, 0)), x)
-    return x
+    padding = tuple((max(left, 0), max(right, 0)) for left, right in op.padding)
+    return make(replace(op, padding=padding), x, *conv.args[1:], where=conv.where)
 
 
 def cast(x: Node, dtype: torch.dtype) -> Node:

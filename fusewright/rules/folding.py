@@ -16,6 +16,7 @@ from fusewright.ir.build import cast, range_sum, reshape, wide
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Cat, Conv, Slice, Slot
 from fusewright.ir.slots import Slots, sliding, solve
+from fusewright.ir.types import Size
 from fusewright.rules.linear import finish
 from fusewright.rules.rule import Match, rule
 from fusewright.rules.windows import (
@@ -95,8 +96,12 @@ def _summed(conv: Node, taps: Tables) -> Node:
 
 def _reads_nothing(conv: Node, padding: tuple[tuple[int, int], ...]) -> bool:
     """Whether nothing is left of x along some dimension when it is cut by negative padding."""
-    lengths = conv.arg(0).shape[2:]
-    return any(min(p) <= -length for p, length in zip(padding, lengths, strict=True) if min(p) < 0)
+    return any(map(_is_lost, padding, conv.arg(0).shape[2:]))
+
+
+def _is_lost(padding: tuple[int, int], length: Size) -> bool:
+    """The same of one dimension, of an unknown length where nothing is cut."""
+    return min(padding) < 0 and bool(min(padding) <= -length)
 
 
 def _unit(op: Conv, d: int, window: Slot) -> int:
@@ -218,9 +223,8 @@ def _refuse_kinds(m: Match) -> str | None:
         return f"it would become {count} convolutions"
     if any(kind is None for along in kinds.values() for kind in along):
         return APART
-    lengths = {d: conv.arg(0).shape[d] for d in kinds}
-    lost = any(min(kind.padding) <= -lengths[d] for d, along in kinds.items() for kind in along if kind)
-    return PADDING if lost else None
+    lost = (_is_lost(kind.padding, conv.arg(0).shape[d]) for d, along in kinds.items() for kind in along if kind)
+    return PADDING if any(lost) else None
 
 
 @rule(

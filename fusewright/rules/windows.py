@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from fusewright.ir.build import cast, part_read, permute, pointwise, range_sum, reshape, total, wide
+from fusewright.ir.build import cast, of_part_read, permute, pointwise, range_sum, reshape, total, wide
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Conv, Matmul, Pool, Slot, numel
 from fusewright.ir.slots import Slots, make_slot, sliding, tap_slots
@@ -309,8 +309,8 @@ def box_before_conv(m: Match) -> Node:
     padding is free); along others the pooling follows.  A transposed convolution of stride 1 is a plain one here.
     Class reassociates.
     """
-    m, tables = _of_what_it_reads(as_plain(m)), sliding_windows(m)
-    conv = m["conv"]
+    conv = of_part_read(as_plain(m)["conv"])  # a kernel forms window sums from the first element on
+    m, tables = {**m, "conv": conv}, sliding_windows(m)
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
     stride = pooled_stride(op, tables)
@@ -319,14 +319,6 @@ def box_before_conv(m: Match) -> Node:
     inner = Conv(replaced(op.stride, dims, stride), padding, op.dilation, op.groups)
     y = biased(m, inner, range_sum(conv.arg(0), boxes, conv.dtype), conv.arg(1), tables)
     return pooled_on(m["reduction"], y, dims)
-
-
-def _of_what_it_reads(m: Match) -> Match:
-    """The same match of the part of x that is read: a kernel forms window sums from the first element on."""
-    conv, x = m["conv"], part_read(m["conv"])
-    assert isinstance(conv.op, Conv)
-    padding = tuple((max(left, 0), max(right, 0)) for left, right in conv.op.padding)
-    return m if x is conv.arg(0) else {**m, "conv": make(replace(conv.op, padding=padding), x, *conv.args[1:])}
 
 
 def pooled_on(root: Node, inner: Node, done: tuple[int, ...]) -> Node:

@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.build import part_read
+from fusewright.ir.build import of_part_read
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Node, topological
 from fusewright.ir.ops import Size
@@ -231,7 +231,7 @@ class CostModel:
         if isinstance(node.op, ops.Nll) and operand is node.arg(0):
             return self._numel(node.arg(1))
         if isinstance(node.op, ops.Conv) and operand is node.arg(0):
-            return self._numel(part_read(node))
+            return self._numel(of_part_read(node).arg(0))
         inside, computed = operand, [node]
         if isinstance(node.op, Fused):
             computed, index = topological(node.op.bodies), node.args.index(operand)

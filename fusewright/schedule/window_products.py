@@ -20,7 +20,7 @@ from math import ceil, prod
 from types import MappingProxyType
 
 from fusewright.ir import ops
-from fusewright.ir.build import part_read, permute, pointwise, reshape
+from fusewright.ir.build import of_part_read, permute, pointwise, reshape
 from fusewright.ir.memory_order import Order, output_orders, rows_of
 from fusewright.ir.node import Graph, Node, make
 from fusewright.schedule.beside import Readers, readers_of
@@ -105,10 +105,10 @@ class _Convolution:
 
     def windows(self, positions: tuple[int, ...]) -> Node:
         """(N, *P, C*K), in memory; `positions` are P, or their number."""
-        op, taps = self.op, [int(n) for n in self.y.arg(1).shape[2:]]
-        sides = [(d, max(left, 0), max(right, 0)) for d, (left, right) in enumerate(op.padding, start=2)]
-        x = part_read(self.y)
-        pads = tuple((d, left, right) for d, left, right in sides if left or right)
+        y = of_part_read(self.y)
+        op, x, taps = y.op, y.arg(0), [int(n) for n in y.arg(1).shape[2:]]
+        assert isinstance(op, ops.Conv)
+        pads = tuple((d, left, right) for d, (left, right) in enumerate(op.padding, start=2) if left or right)
         x = make(ops.Pad(pads), x) if pads else x
         for d, (taps_along, stride, dilation) in enumerate(zip(taps, op.stride, op.dilation, strict=True), start=2):
             span = dilation * (taps_along - 1) + 1

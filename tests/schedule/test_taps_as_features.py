@@ -11,16 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
-from graph_passes import given, value
+from graph_passes import Part, begun_inside, given, value
 from torch import Tensor, nn
 
 from fusewright import pipeline, tuning
 from fusewright.codegen.cuda import seconds_alone
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make
-from fusewright.plan import Work
-from fusewright.rules import RULES
-from fusewright.rules.engine import rewrite
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.taps_as_features import with_taps_as_features
@@ -89,18 +86,10 @@ def test_windows_that_begin_inside() -> None:
     case = Case((2, 60, 20, 19), 2, (3, 3), {"dilation": (2, 3), "stride": (3, 2)})
     model, x = nn.Sequential(Part(), case.model()), torch.randn(case.shape)
     captured, hints, orders = given(model, x)
-    rules = [rule for rule in RULES if rule.name == "conv(slice(x), w) = conv_cropped(x, w)"]
-    graph = rewrite(captured.graph, rules, lambda node: Work(0, 0, 0, 0), mode="always").graph
-    (conv,) = (node for node in graph.nodes() if isinstance(node.op, ops.Conv))
-    assert conv.op.padding == ((-2, -1), (0, 0))  # type: ignore[attr-defined]
+    graph = begun_inside(captured.graph)
     found, count = with_taps_as_features(graph, CostModel(LARGE_GPU, hints, derived_ahead=True), orders, few)
     assert count == 1
     torch.testing.assert_close(value(found, captured, model, x), model(x).detach(), rtol=1e-4, atol=1e-5)
-
-
-class Part(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :, 2:-1]
 
 
 @pytest.fixture(autouse=True)

@@ -11,17 +11,14 @@ import sympy
 import torch
 import torch.nn.functional as F
 from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
-from graph_passes import given, value
+from graph_passes import Part, begun_inside, given, value
 from torch import Tensor, nn
 
 from fusewright import pipeline, tuning
 from fusewright.capture import capture
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Symbol, make
-from fusewright.plan import Work
 from fusewright.reduced import shape
-from fusewright.rules import RULES
-from fusewright.rules.engine import rewrite
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.window_products import as_products
@@ -101,12 +98,6 @@ INSIDE = {
     "a signal": Case((3, 5, 51), 12, (7,), {"stride": 6, "dilation": 2}),
     "padded along another dimension": Case((2, 4, 22, 15), 6, (3, 4), {"stride": (7, 8), "padding": (0, 3)}),
 }
-BEGINS_INSIDE = [rule for rule in RULES if rule.name == "conv(slice(x), w) = conv_cropped(x, w)"]
-
-
-class Part(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :, 2:-1]
 
 
 @pytest.mark.parametrize("name", INSIDE)
@@ -115,9 +106,7 @@ def test_of_windows_that_begin_inside(name: str) -> None:
     case = INSIDE[name]
     model, x = nn.Sequential(Part(), case.model()), torch.randn(case.shape)
     captured, hints, orders = given(model, x)
-    graph = rewrite(captured.graph, BEGINS_INSIDE, lambda node: Work(0, 0, 0, 0), mode="always").graph
-    (conv,) = (node for node in graph.nodes() if isinstance(node.op, ops.Conv))
-    assert conv.op.padding[0] == (-2, -1)  # type: ignore[attr-defined]
+    graph = begun_inside(captured.graph)
     cost = CostModel(LARGE_GPU, hints, derived_ahead=True)
     found, products = as_products(graph, cost, orders, always=True)
     assert products == 1

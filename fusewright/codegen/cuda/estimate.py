@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.build import part_read
+from fusewright.ir.build import of_part_read
 from fusewright.ir.node import Node
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import FREE, CostModel, is_one_pass
@@ -68,7 +68,7 @@ def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) 
 
 def moved(group: Group, hints: Mapping[Any, int]) -> int:
     """Bytes that a group reads and writes."""
-    parts = {n.arg(0): part_read(n) for n in group.inner if isinstance(n.op, ops.Conv)}
+    parts = {n.arg(0): of_part_read(n).arg(0) for n in group.inner if isinstance(n.op, ops.Conv)}
     read = (parts.get(n, n) for n in group.operands)
     return sum(prod(sizes(n, hints)) * n.dtype.itemsize for n in (*read, *group.results))
 
