@@ -24,7 +24,9 @@ _BYTES = 4e9
 # after so many seconds.
 _MORE, _SECONDS = 2, 3.0
 # All rows must agree with eager to this share of its largest magnitude: other precisions do, wrong results do not.
-_SAME_ANSWER = 1e-2
+# The least of millions of values near zero is what rounding leaves of it: there, to so many times what eager, or eager
+# in tf32, is away from the truth in the rows whose truth is known.
+_SAME_ANSWER, _AS_INEXACT = 1e-2, 4.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Accuracy:
                 return Checked(False, float("inf"), 0.0, 0, f"it returns {_form(given)}, not {_form(eager)}")
             first = self._sample(self.x, given, eager)
             verdict = compare(first, self._more, Rules())
-            reason = verdict.detail or self._elsewhere(given, eager)
+            reason = verdict.detail or _elsewhere(given, eager, first)
             errors = _distance(first.candidate, first.truth), _distance(first.eager, first.truth)
             return Checked(verdict.ok and not reason, *errors, len(self.rows), reason)
 
@@ -84,12 +86,14 @@ class Accuracy:
                 samples.append(self._sample(x, self.candidate(x), self.model(x)))
         return samples
 
-    def _elsewhere(self, given: Tensor, eager: Tensor) -> str:
-        """What is wrong with rows that no float64 run saw."""
-        gap, size = float((given - eager).abs().max()), float(eager.abs().max())
-        return (
-            "" if gap <= _SAME_ANSWER * size else f"the whole batch differs from eager by {gap / size:.1e} of its scale"
-        )
+
+def _elsewhere(given: Tensor, eager: Tensor, known: Sample) -> str:
+    """What is wrong with rows that no float64 run saw."""
+    gap, size = float((given - eager).abs().max()), float(eager.abs().max())
+    inexact = max(float((baseline - known.truth).abs().max()) for baseline in known.baselines)
+    if gap <= max(_SAME_ANSWER * size, _AS_INEXACT * inexact):
+        return ""
+    return f"the whole batch differs from eager by {gap / size:.1e} of its scale"
 
 
 def _distance(x: Tensor, truth: Tensor) -> float:

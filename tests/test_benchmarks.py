@@ -303,6 +303,29 @@ def test_a_wrong_row_is_seen(row: int, by: float) -> None:
     assert not wrong.right and wrong.reason
 
 
+class Least(torch.nn.Module):
+    """The value nearest to zero of many that are rounded sums, whose terms are added up in order or backwards."""
+
+    def __init__(self, *, backwards: bool) -> None:
+        super().__init__()
+        self.backwards = backwards
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = reversed(range(x.shape[1])) if self.backwards else range(x.shape[1])
+        return sum(x[:, i] for i in steps).abs().amin(dim=1, keepdim=True)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("by", [0.0, 0.1])
+def test_other_rows_may_be_as_inexact_as_those_whose_truth_is_known(by: float) -> None:
+    """Rounding leaves nothing of such a value; a wrong row of it is still seen."""
+    torch.manual_seed(0)
+    eager, other, x = Least(backwards=False), Least(backwards=True), torch.randn(16, 16, 2000)
+    x[:, 5] += 1e4  # what is added behind it is rounded as that is
+    x[:, -1] -= 1e4
+    assert (eager(x) - other(x)).abs().max() > 0.01 * eager(x).max()
+    assert Accuracy(eager, Off(other, 7, by), x, 1e10, 1.0).checked().right == (by == 0.0)
+
+
 def test_a_floor_is_bytes_or_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = torch.nn.Linear(64, 32).eval().requires_grad_(False), torch.randn(8, 64)
     size = 4 * (8 * 64 + 8 * 32 + 64 * 32 + 32)
