@@ -347,7 +347,7 @@ RUNS = (
 # The last whole run of each seed.
 RANDOM = (
     *(f"h200_random{seed}.json" for seed in ("_after_140", "_seed2", "_seed3", "_seed6", "_seed9", "_seed13")),
-    *(f"h200_random{seed}.json" for seed in ("_seed31", "_seed47", "_seed61", "_seed73", "_seed79")),
+    *(f"h200_random{seed}.json" for seed in ("_seed31", "_seed47", "_seed61", "_seed73", "_seed79", "_seed83")),
     *(f"h100_random{seed}.json" for seed in ("_after_126", "_seed2", "_seed3", "_seed4", "_seed5")),
     "cpu_random.json",
 )

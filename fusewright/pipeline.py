@@ -75,6 +75,8 @@ class Built:
     batches         how many products read as it lies what the model turns for them
     windows         how many convolutions of few windows are products of these
     features        how many convolutions of few features have taps as features
+    formed          how many convolutions have kernels that form the window sums they run on
+    sums_apart      whether none was to have
     """
 
     captured: Captured
@@ -92,6 +94,8 @@ class Built:
     batches: int = 0
     windows: int = 0
     features: int = 0
+    formed: int = 0
+    sums_apart: bool = False
 
 
 def build(
@@ -109,6 +113,7 @@ def build(
     target: torch.device | None = None,
     last: bool = False,
     windows: Windows = "estimated",
+    sums_apart: bool = False,
     gradients: bool = True,
     plain: bool = False,
     wishes: Wishes = NO_WISHES,
@@ -125,7 +130,8 @@ def build(
     With `last`, images have their channels last in memory, as the convolutions of a GPU's libraries have them.
 
     Convolutions of few windows become products of these where `windows` is not "never" and that is less work by
-    estimate; or, where programs are "measured", where it may be.
+    estimate; or, where programs are "measured", where it may be.  Window sums are formed by their convolutions' kernels
+    where that is not clearly slower by estimate; with `sums_apart`, by kernels of their own.
 
     Without `gradients`, the program is for calls in which nothing has one (`capture.inference`).
 
@@ -161,7 +167,7 @@ def build(
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, **how)
     eager = output_orders(graph, _orders(graph, model, captured.constants, tensors), kernels=False)
     final = as_eager_lies(with_memory_of_its_own(rewritten.graph, graph), eager, orders)
-    turned, batches, multiplied, spread = 0, 0, 0, 0
+    turned, batches, multiplied, spread, formed = 0, 0, 0, 0, 0
     if last:
         final, turned = channels_last(final, orders)
         check(final)
@@ -171,6 +177,7 @@ def build(
             if windows != "never" and mode != "never":
                 final, multiplied = passes.products(final, always=mode == "always", measured=windows == "measured")
                 final, spread = passes.features(final)
+            final, formed = passes.sums(final, apart=sums_apart)
             final, batches = passes.shapes(final)
             final = passes.groups(final)
         finally:
@@ -179,8 +186,8 @@ def build(
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)
     tuned = tuple(tuner.choices), tuner.decisions
-    counts = masks, turned, batches, multiplied, spread
-    return Built(captured, rewritten, program, *work, device, without, *tuned, *counts)
+    counts = masks, turned, batches, multiplied, spread, formed
+    return Built(captured, rewritten, program, *work, device, without, *tuned, *counts, sums_apart)
 
 
 def _traced(
@@ -240,11 +247,18 @@ class _Passes:
         found, number = with_taps_as_features(graph, self.cost, self.orders, self.tuner.seconds, alone=self.alone)
         return check(found), number
 
+    def sums(self, graph: Graph, *, apart: bool) -> tuple[Graph, int]:
+        """Window sums by kernels of their own where that pays, or always `apart`; how many are not."""
+        if not self.tuner.moves:
+            return graph, 0
+        how = self.cost, self.orders, self.tuner.seconds
+        found, number = with_sums_apart(graph, *how, alone=self.alone, always=apart)
+        return check(found), number
+
     def shapes(self, graph: Graph) -> tuple[Graph, int]:
         """In the forms that families know, and how many products read what is turned as it lies."""
         moves, orders, sizes = self.tuner.moves, self.orders, (self.facts, self.hints, self.orders)
         if moves:
-            graph = with_sums_apart(graph, self.cost, orders, self.tuner.seconds, alone=self.alone)
             graph = with_bias_behind(graph, orders, alone=self.alone)
         graph = rows_first(views_first(by_axis(as_pools(graph, orders), orders), orders), orders)
         # In training, a product gives gradients in fewer passes.

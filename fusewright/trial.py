@@ -459,14 +459,15 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
     if like is not None:
         kernels = options.kernels if like.program.kernels else "never"
         wanted |= {"without": like.without, "decisions": like.decisions, "kernels": kernels}
-        wanted |= {"last": bool(like.turned)} | ({} if like.windows or like.features else {"windows": "never"})
+        wanted |= {"sums_apart": like.sums_apart, "last": bool(like.turned)}
+        wanted |= {} if like.windows or like.features else {"windows": "never"}
     return build(trial.model, trial.args, trial.kwargs, **wanted | changes)
 
 
 def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
     """`built`, and what becomes of it without rules that had rivals, `most` of them, with convolutions for products of
-    windows and for taps as features, without kernels, or with channels last; the fastest first where that may be
-    measured."""
+    windows and for taps as features, with window sums apart, without kernels, or with channels last; the fastest first
+    where that may be measured."""
     variants, options = [built], trial.options
     while len(variants) <= most:
         contested = next((fired.rule for fired in variants[-1].rewritten.fired if fired.rivals), None)
@@ -477,6 +478,8 @@ def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
     if (built.windows or built.features) and "always" not in (options.rewrite, options.kernels):
         convolved = _built(trial, windows="never")
         variants += [convolved] if _is_rewritten(convolved) else []
+    if built.formed and most:
+        variants.append(_built(trial, sums_apart=True))
     if built.program.kernels and options.kernels == "auto":
         plain = _built(trial, kernels="never")
         variants += [plain] if plain.rewritten.fired or _is_worth_recording(trial, plain) else []

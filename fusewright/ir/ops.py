@@ -355,11 +355,13 @@ class RangeSum(Op):
 
     `table` holds (dimension, slots), dimensions ascending.  Ranges are added directly, never as differences, so a
     non-finite value reaches exactly the slots whose range holds it.  `dtype` is the type of the result, and sums are
-    carried in it (see `fusewright.codegen.ranges` for how far).
+    carried in it (see `fusewright.codegen.ranges` for how far).  Those that are to be `written` no kernel forms on its
+    way to something else.
     """
 
     table: tuple[tuple[int, tuple[Slot, ...]], ...]
     dtype: torch.dtype
+    written: bool = False
 
     def infer(self, types: Types) -> TensorType:
         x = types[0]

@@ -541,7 +541,7 @@ def window_sums(conv: Node) -> Box | None:
     """
     x = conv.arg(0)
     assert isinstance(conv.op, ops.Conv)
-    inner = isinstance(x.op, ops.RangeSum) and x.dtype == x.arg(0).dtype
+    inner = isinstance(x.op, ops.RangeSum) and x.dtype == x.arg(0).dtype and not x.op.written
     if not inner or conv.op.transposed or any(a or b for a, b in conv.op.padding):
         return None
     assert isinstance(x.op, ops.RangeSum)

@@ -258,7 +258,7 @@ class CostModel:
 
         Windows that reach outside of x have to be around every element.
         """
-        if not (self.fusing and isinstance(node.op, ops.RangeSum)):
+        if not (self.fusing and isinstance(node.op, ops.RangeSum)) or node.op.written:
             return False
         if all(sliding(slots) for _, slots in node.op.table):
             return all(slots[0].count < SHORT for _, slots in node.op.table)

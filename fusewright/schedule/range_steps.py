@@ -31,7 +31,7 @@ class InnerFirst(Split):
         assert isinstance(op, ops.RangeSum) and isinstance(inner, ops.RangeSum)
         done = dict(inner.table)
         rest = tuple((dim, slots) for dim, slots in op.table if dim not in done)
-        return make(ops.RangeSum(rest, op.dtype), part, where=self.root.where)
+        return make(replace(op, table=rest), part, where=self.root.where)
 
     def users(self, users: Users) -> Users:
         return {**users, self.part: 1}
@@ -64,4 +64,4 @@ def split(root: Node, r: RangeReduction) -> Split:
     op = root.op
     assert isinstance(op, ops.RangeSum)
     inner = tuple((dim, slots) for dim, slots in op.table if dim not in r.axes[0].dims)
-    return InnerFirst(root, make(ops.RangeSum(inner, op.dtype), root.arg(0), where=root.where))
+    return InnerFirst(root, make(replace(op, table=inner), root.arg(0), where=root.where))

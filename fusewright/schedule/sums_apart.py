@@ -1,10 +1,11 @@
-"""Window sums that a convolution reads only some of, by a kernel of their own.
+"""Window sums of which a convolution reads only some, or that take its kernel long to form, by a kernel of their own.
 
     conv_{s,d}(box(x), w)  =  conv_{s/g,d/g}(box(x)[::g], w)        g = gcd(s, d), per dimension
 
-Strides and dilations that have a divisor in common pass over most sums of windows.  A kernel that forms them on its
-way has one at every element, and few ways to multiply.  Those that are read take a g-th of the room along each
-dimension, and what reads them is a convolution like any other.
+A kernel that forms them on its way has one at every element, and few ways to multiply: weights that do not fit into
+shared memory are for several blocks, each of which forms all sums again.  Strides and dilations that have a divisor in
+common pass over most sums.  Those that are read take a g-th of the room along each dimension, and what reads them is a
+convolution like any other.
 """
 
 from __future__ import annotations
@@ -31,26 +32,31 @@ def with_sums_apart(
     seconds: Callable[[Node], float],
     *,
     alone: Callable[[Node], bool] = lambda _: False,
-) -> Graph:
+    always: bool = False,
+) -> tuple[Graph, int]:
     """`graph` with such sums as their convolutions read them, where no kernel would form them on its way, or where that
-    clearly takes longer by `seconds`, what the best kernel of a convolution takes.
+    clearly takes longer by `seconds`, what the best kernel of a convolution takes; or `always`.  How many convolutions
+    still have kernels that form theirs.
 
     Operations for which `alone` holds stay.  Results lie in memory as they did, where the sources that do not lie row
     by row have these `orders`.
     """
-    users = graph.users()
+    users, formed = graph.users(), 0
     for node in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
         found = None if alone(node) else _of_those_read(node)
-        if found is None or users[node.arg(0)] > 1 or not _is_faster(node, found, cost, seconds):
+        if found is None or users[node.arg(0)] > 1:
             continue
         placed = graph.substitute(node, found)
-        if lie_alike(graph, placed, orders):
+        pays = always or window_sums(node) is None or _is_faster(node, found, cost, seconds)
+        if pays and lie_alike(graph, placed, orders):
             graph = placed
-    return graph
+        else:
+            formed += window_sums(node) is not None
+    return graph, formed
 
 
 def _of_those_read(conv: Node) -> Node | None:
-    """The same convolution of the sums that it reads, where it does not read all."""
+    """The same convolution of the sums that it reads; `None` where it reads all, which reach memory as they are."""
     op = conv.op
     if not isinstance(op, ops.Conv) or op.transposed or not isinstance(conv.arg(0).op, ops.RangeSum):
         return None
@@ -65,16 +71,14 @@ def _of_those_read(conv: Node) -> Node | None:
         table[dim] = slots[::apart]
         stride[dim - 2] //= apart
         dilation[dim - 2] = dilation[dim - 2] // apart if several else 1
-    if table == dict(sums.op.table):
+    if table == dict(sums.op.table) and window_sums(conv) is None:
         return None
-    read = make(ops.RangeSum(tuple(table.items()), sums.op.dtype), sums.arg(0), where=sums.where)
+    read = make(ops.RangeSum(tuple(table.items()), sums.op.dtype, written=True), sums.arg(0), where=sums.where)
     return make(ops.Conv(tuple(stride), op.padding, tuple(dilation), op.groups), read, *conv.args[1:], where=conv.where)
 
 
 def _is_faster(conv: Node, found: Node, cost: CostModel, seconds: Callable[[Node], float]) -> bool:
-    """Whether the sums reach memory in either case, or the two kernels of what was `found` clearly take less."""
-    if window_sums(conv) is None:
-        return True
+    """Whether the two kernels of what was `found` clearly take less."""
     return seconds(found) + _passing(found.arg(0), cost) < CLEARLY * seconds(conv)
 
 
