@@ -248,8 +248,9 @@ class _Passes:
         return check(found), number
 
     def sums(self, graph: Graph, *, apart: bool) -> tuple[Graph, int]:
-        """Window sums by kernels of their own where that pays, or always `apart`; how many are not."""
-        if not self.tuner.moves:
+        """Window sums by kernels of their own where that pays, or always `apart`; how many are not.  A single launch
+        that is wished for has none."""
+        if not self.tuner.moves or self.tuner.wishes.single:
             return graph, 0
         how = self.cost, self.orders, self.tuner.seconds
         found, number = with_sums_apart(graph, *how, alone=self.alone, always=apart)

@@ -24,6 +24,7 @@ from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.contraction import window_sums
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.sums_apart import with_sums_apart
+from fusewright.schedule.wishes import Wishes
 from fusewright.trial import Trial
 
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -220,6 +221,17 @@ PAYS: dict[str, tuple[int, Case, bool]] = {
     "large windows": (60, Case((4, 71, 238, 257), (6, 2), {"dilation": (3, 1)}, (8, 6), (6, 1), ()), True),
     "few taps": (78, Case((16, 24, 352, 360), (3, 2), {"dilation": 2}, (6, 6), (6, 6), ()), False),
 }
+
+
+def test_a_single_launch_has_none_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though two kernels were faster, as below."""
+    monkeypatch.undo()
+    features, case, _ = PAYS["weights for two blocks"]
+    model = case.model().requires_grad_(False)
+    model.conv = nn.Conv2d(case.shape[1], features, case.kernel, **case.how, device="meta")
+    x = torch.empty(case.shape, device="meta")
+    built = built_for_a_gpu(monkeypatch, model, x, wishes=Wishes(single=True))
+    assert [choice.path for choice in built.choices] == ["generated"]
 
 
 @pytest.mark.parametrize("name", PAYS)
