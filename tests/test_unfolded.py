@@ -62,6 +62,7 @@ MODELS: dict[str, tuple[Function, tuple[int, ...], tuple[int, ...], list[str]]] 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_one_kernel(name: str, dtype: torch.dtype) -> None:
     """At any batch, and of images whose channels lie last."""
     function, weight, shape, kernels = MODELS[name]

@@ -189,7 +189,7 @@ class Contraction:
     ends: Map | None = None
     halves: bool = False
 
-    @property
+    @cached_property
     def multiplied(self) -> torch.dtype:
         """Of the operands, as tensor cores read them."""
         return torch.float16 if self.halves else self.x.dtype

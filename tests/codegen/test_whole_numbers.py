@@ -76,6 +76,7 @@ def test_compiles_without_spills(name: str, arch: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_on_a_cpu(name: str) -> None:
     """With all checks, those of numbers that no whole number is near among them."""
     function, x, names = CASES[name]

@@ -87,6 +87,7 @@ def test_others_stay(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.sampled
 def test_kernels_and_gradients(name: str) -> None:
     """Of several maxima the gradient goes to the same one."""
     shape, function, kernels = TAKEN[name]

@@ -180,6 +180,7 @@ ASKED = "one feature of a volume"
 @pytest.mark.parametrize(
     "name", [pytest.param(ASKED, marks=pytest.mark.slow), *(name for name in PAYS if name != ASKED)]
 )
+@pytest.mark.sampled
 def test_where_it_pays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     lengths, weight, stride, pays = PAYS[name]

@@ -121,6 +121,7 @@ class Behind(nn.Module):
         (lambda y: y - y.amax(1, keepdim=True), True),
     ],
 )
+@pytest.mark.sampled
 def test_what_is_written_lies_as_in_eager(
     monkeypatch: pytest.MonkeyPatch, function: Callable[[Tensor], Tensor], last: bool, transposed: bool
 ) -> None:

@@ -225,6 +225,7 @@ def test_pairs_begin_where_memory_has_them(name: str, more: int) -> None:
 
 @pytest.mark.parametrize("width", [48, 47])
 @pytest.mark.parametrize("name", ["warps", "features", "positions", "windows"])
+@pytest.mark.sampled
 def test_neighbours_are_written_together_where_rows_have_pairs(name: str, width: int) -> None:
     """The way for other rows is not taken, and is for these: features of an odd number of elements."""
     family, case, wanted = CASES[name]

@@ -160,6 +160,7 @@ def test_tf32_where_halves_do_not(name: str, beyond: str) -> None:
     "name", ["weights stay", "packed weights", "producers", "transposed", "positions, groups", "spread taps"]
 )
 @pytest.mark.parametrize("feature", [0, -1])
+@pytest.mark.sampled
 def test_tf32_where_all_weights_of_a_feature_are_small(name: str, feature: int) -> None:
     """What follows may make its values as large as others."""
     case, way, wanted = CASES[name]
@@ -176,6 +177,7 @@ def test_tf32_where_all_weights_of_a_feature_are_small(name: str, feature: int) 
 
 @pytest.mark.parametrize("value", [inf, -inf, nan, 7e4, -3e38])
 @pytest.mark.parametrize("name", ["weights stay", "producers", "positions, producers", "windows across threads"])
+@pytest.mark.sampled
 def test_one_number_that_is_no_half(name: str, value: float) -> None:
     f, t = found(*CASES[name])
     k, x = kernel(f, t), f.case.example()
