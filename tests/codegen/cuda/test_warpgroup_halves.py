@@ -68,11 +68,12 @@ CASES: dict[str, tuple[Case, str, dict[str, Any]]] = {
 EACH = [pytest.param(*each, id=name) for name, each in CASES.items()]
 
 
-def tiles(f: Found, way: str) -> list[Any]:
+def tiles(f: Found, way: str, hopeless: float = inf) -> list[Any]:
+    """Those whose estimates are below so many times the best one."""
     if not takes_halves(f.group, tf32=True):
         return []
-    found = WAYS[way].candidates(in_halves(f.group), f.cells, tf32=True)
-    return [changed(t, halves=True) for _, t in found]
+    found = WAYS[way].candidates(in_halves(f.group), f.cells, tf32=True, hopeless=hopeless)
+    return [changed(t, halves=True) for score, t in found if score < hopeless * found[0][0]]
 
 
 @cache
@@ -117,7 +118,8 @@ def best(case: Case, way: str, wanted: tuple[tuple[str, Any], ...]) -> Any:
     f = find(case)
     assert isinstance(f, Found)
     with only(dict(wanted)):
-        return next(t for t in tiles(f, way) if all(getattr(t, key) == value for key, value in wanted))
+        near_and_far = (t for hopeless in (HOPELESS, inf) for t in tiles(f, way, hopeless))
+        return next(t for t in near_and_far if all(getattr(t, key) == value for key, value in wanted))
 
 
 @pytest.mark.parametrize(("case", "way", "wanted"), EACH)
