@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from fusewright import pipeline
+from fusewright import peers, pipeline, trial
+from fusewright.measure import compare
 from fusewright.runtime.device import DeviceFacts, device_facts
 
 # About a server's two cores.  Beside other tests a measured rate is off by more than decides which rewrite is taken.
@@ -30,6 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_collection_finish() -> None:
+    """What is there for as long as the tests are, PyTorch above all, is no garbage: to look through it again and again
+    takes a twentieth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 10)
+
+
 @pytest.fixture(autouse=True)
 def fixed_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is planned for a CPU does not depend on what else it does."""
@@ -38,6 +49,13 @@ def fixed_rates(monkeypatch: pytest.MonkeyPatch) -> None:
         return CPU if device.type == "cpu" else device_facts(device)
 
     monkeypatch.setattr(pipeline, "device_facts", facts)
+
+
+@pytest.fixture(autouse=True)
+def briefly_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which path is the faster one is not what tests are about: nine rounds tell, not half a second of them."""
+    for module in (trial, peers):
+        monkeypatch.setattr(module, "compare", partial(compare, min_time=0.0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -116,13 +116,24 @@ def _plain_modes(devices: set[torch.device]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the tracer's own messages: what it cannot do is reported by us, in one sentence."""
+    """Without the tracer's own messages: what it cannot do is reported by us, in one sentence.
+
+    Nor does it look up where in Python every call and every size came from, which nobody would read: the records of
+    `TORCH_TRACE`, which it writes for as long as that has a handler, and stacks of nodes.
+    """
     disabled = logging.root.manager.disable
+    records = logging.getLogger("torch.__trace").handlers
+    handlers = records[:]
+    without_stacks = getattr(fx.config, "do_not_emit_stack_traces", False)  # younger than our oldest PyTorch
     logging.disable(logging.CRITICAL)
+    records.clear()
+    fx.config.do_not_emit_stack_traces = True
     try:
         with redirect_stderr(io.StringIO()):
             yield
     finally:
+        fx.config.do_not_emit_stack_traces = without_stacks
+        records[:] = handlers
         logging.disable(disabled)
 
 

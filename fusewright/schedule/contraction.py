@@ -133,9 +133,10 @@ def remembered(
         assert not kwargs, find
         known: dict[object, Result] = vars(c).setdefault("_remembered", {})
         key = find, args  # not its name, which functions of several modules may share
-        if key not in known:
-            known[key] = find(c, *args, **kwargs)
-        return known[key]
+        try:
+            return known[key]
+        except KeyError:
+            return known.setdefault(key, find(c, *args, **kwargs))
 
     return update_wrapper(found, find)
 

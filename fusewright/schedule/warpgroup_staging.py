@@ -322,7 +322,12 @@ class Staged:
 
 def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     """How the input of a tile is staged."""
-    return _staged(c, t.region, t.chunk // vector(c), t.whole_cells, t.cells[2])
+    return _staged(c, t.region, chunk_vectors(c, t), t.whole_cells, t.cells[2])
+
+
+def chunk_vectors(c: Contraction, t: WarpgroupCut) -> int:
+    """Vectors of channels that are staged at a time."""
+    return t.chunk // vector(c)
 
 
 @remembered
@@ -451,7 +456,7 @@ def joinable(c: Contraction, rows: tuple[int, int]) -> list[int]:
 
 def weight_vectors(c: Contraction, t: WarpgroupCut) -> list[int]:
     """Vectors of weights per phase, of all rows of taps and one chunk."""
-    vectors = t.chunk // vector(c)
+    vectors = chunk_vectors(c, t)
     return [multiplied_vectors(c, vectors, taps, taps.rows) * t.weights_m for taps in map(t.in_turn, taps_of(c))]
 
 
@@ -483,7 +488,7 @@ def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
     """Vectors of the weights that are staged at a time."""
     if t.stay:
         return sum(weight_vectors(c, t)) * chunks(c, t)
-    vectors, taps = t.chunk // vector(c), [t.in_turn(each) for each in taps_of(c)]
+    vectors, taps = chunk_vectors(c, t), [t.in_turn(each) for each in taps_of(c)]
     each_phase = [multiplied_vectors(c, vectors, own, min(t.tap_rows, own.rows)) for own in taps]
     return max(sum(each_phase[i] for i in each) for each in passes(c, t.joined)) * t.weights_m
 
@@ -491,8 +496,8 @@ def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
 def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
     """Bytes of shared memory: two tiles of the input, weights, twice where they do not stay, landings of both halves,
     and of weights that are copied."""
-    lay, weights = staged(c, t), slice_vectors(c, t)
-    return 16 * (2 * lay.vectors * lay.plane + (weights if t.stay else 2 * weights) + t.lands + copies_weights(c, t))
+    x, weights = chunk_vectors(c, t) * staged(c, t).plane, slice_vectors(c, t)
+    return 16 * (2 * x + (weights if t.stay else 2 * weights) + t.lands + copies_weights(c, t))
 
 
 def copies_weights(c: Contraction, t: WarpgroupCut) -> bool:

@@ -23,6 +23,7 @@ MANY = frozenset(
         "test_lanes_do_not_meet",
         "test_other_values_keep_a_shift",
         "test_compiles_without_spills",
+        "test_kernels_compile_without_spills",
         "test_sanitizers_find_nothing",
         "test_what_the_emulator_would_find",
         "test_random_cases",

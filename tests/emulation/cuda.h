@@ -1,5 +1,5 @@
-// CUDA's names with a meaning on a CPU, for one generated kernel: its text follows, in an unnamed namespace (so that
-// shared variables of function templates lie in .bss like all others).
+// CUDA's names with a meaning on a CPU.  The primitives that a generated kernel uses (primitives.h) and its own text
+// follow, in an unnamed namespace (so that shared variables of function templates lie in .bss like all others).
 #pragma once
 #include <math.h>
 
@@ -182,5 +182,3 @@ inline emulation::Common<A, B> max(A a, B b) {
 }
 
 }  // namespace
-
-#include "primitives.h"

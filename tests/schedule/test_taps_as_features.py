@@ -173,14 +173,11 @@ PAYS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, bool]] = {
 }
 
 
-# The pipeline asks the same of this one, in `test_where_products_may_be_rounded`.
-ASKED = "one feature of a volume"
+# The pipeline asks the same of the first, in `test_where_products_may_be_rounded`, and gets the answer of both.
+ASKED = ("one feature of a volume", "two of another")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(ASKED, marks=pytest.mark.slow), *(name for name in PAYS if name != ASKED)]
-)
-@pytest.mark.sampled
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in ASKED else ()) for name in PAYS])
 def test_where_it_pays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     lengths, weight, stride, pays = PAYS[name]

@@ -7,6 +7,7 @@ those it uses, so it depends on nothing.
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from fusewright.codegen.cpu.maths import MATHS
 from fusewright.codegen.cpu.ordinary import KINDS, ORDINARY
@@ -77,16 +78,22 @@ def used_primitives(text: str) -> str:
     ordinary = [form for name, form in ORDINARY.items() if re.search(rf"\b{name}\(maths, ", text)]
     ordinary = [KINDS, *ordinary] if ordinary else []
     text = "\n".join((text, *ordinary))
+    own = set(re.findall(r"\w+", text))
+    calls = set(own)
     for name, body in reversed(PRIMITIVES.items()):
-        callers = [] if name == "read_plain" else [PRIMITIVES[n] for n in found]
-        words = set(re.findall(r"\w+", "\n".join((text, *callers))))
-        if words & _defined(name, body):
+        defined, called = _words(name, body)
+        if defined & (own if name == "read_plain" else calls):
             found.insert(0, name)
+            calls |= called
     return "".join((*(PRIMITIVES[name] for name in found), *ordinary)).lstrip("\n") + ("\n" if found else "")
 
 
-def _defined(name: str, body: str) -> set[str]:
-    """The names that call for a primitive: what its text defines, or the element type that its function reads."""
+@cache
+def _words(name: str, body: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that call for a primitive (what its text defines, or the element type that its function reads), and all
+    words in its text."""
     if name in ("read_bf16", "read_fp16"):
-        return {name.removeprefix("read_")}
-    return set(re.findall(r"^(?:struct |using (?:std::)?|inline \w+ )(\w+)", body, re.MULTILINE))
+        defined = [name.removeprefix("read_")]
+    else:
+        defined = re.findall(r"^(?:struct |using (?:std::)?|inline \w+ )(\w+)", body, re.MULTILINE)
+    return frozenset(defined), frozenset(re.findall(r"\w+", body))

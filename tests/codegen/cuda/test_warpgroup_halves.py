@@ -3,6 +3,7 @@ float64; where halves do not hold the numbers, what multiplies in tf32 has to st
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -68,11 +69,12 @@ CASES: dict[str, tuple[Case, str, dict[str, Any]]] = {
 EACH = [pytest.param(*each, id=name) for name, each in CASES.items()]
 
 
-def tiles(f: Found, way: str) -> list[Any]:
+def tiles(f: Found, way: str, hopeless: float = inf) -> list[Any]:
+    """Those whose estimates are below so many times the best one."""
     if not takes_halves(f.group, tf32=True):
         return []
-    found = WAYS[way].candidates(in_halves(f.group), f.cells, tf32=True)
-    return [changed(t, halves=True) for _, t in found]
+    found = WAYS[way].candidates(in_halves(f.group), f.cells, tf32=True, hopeless=hopeless)
+    return [changed(t, halves=True) for score, t in found if score < hopeless * found[0][0]]
 
 
 @cache
@@ -117,7 +119,8 @@ def best(case: Case, way: str, wanted: tuple[tuple[str, Any], ...]) -> Any:
     f = find(case)
     assert isinstance(f, Found)
     with only(dict(wanted)):
-        return next(t for t in tiles(f, way) if all(getattr(t, key) == value for key, value in wanted))
+        near_and_far = (t for hopeless in (HOPELESS, inf) for t in tiles(f, way, hopeless))
+        return next(t for t in near_and_far if all(getattr(t, key) == value for key, value in wanted))
 
 
 @pytest.mark.parametrize(("case", "way", "wanted"), EACH)
@@ -140,8 +143,18 @@ BEYOND: dict[str, tuple[float, float]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["weights stay", "producers, packed weights", "positions", "channels last"])
-@pytest.mark.parametrize("beyond", BEYOND)
+def some_pairs(names: Sequence[Any], others: Iterable[Any]) -> list[Any]:
+    """All pairs of these, of which `make test` has each of the others once, and the names by turns."""
+    return [
+        pytest.param(name, other, marks=() if i == j % len(names) else pytest.mark.slow)
+        for j, other in enumerate(others)
+        for i, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "beyond"), some_pairs(["weights stay", "producers, packed weights", "positions", "channels last"], BEYOND)
+)
 def test_tf32_where_halves_do_not(name: str, beyond: str) -> None:
     """In one channel of the input, so that others are as they are."""
     f, t = found(*CASES[name])
@@ -157,10 +170,11 @@ def test_tf32_where_halves_do_not(name: str, beyond: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["weights stay", "packed weights", "producers", "transposed", "positions, groups", "spread taps"]
+    ("feature", "name"),
+    some_pairs(
+        [0, -1], ["weights stay", "packed weights", "producers", "transposed", "positions, groups", "spread taps"]
+    ),
 )
-@pytest.mark.parametrize("feature", [0, -1])
-@pytest.mark.sampled
 def test_tf32_where_all_weights_of_a_feature_are_small(name: str, feature: int) -> None:
     """What follows may make its values as large as others."""
     case, way, wanted = CASES[name]
@@ -175,9 +189,12 @@ def test_tf32_where_all_weights_of_a_feature_are_small(name: str, feature: int) 
         assert_kernel_right(f, halves_alone(k), x)
 
 
-@pytest.mark.parametrize("value", [inf, -inf, nan, 7e4, -3e38])
-@pytest.mark.parametrize("name", ["weights stay", "producers", "positions, producers", "windows across threads"])
-@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("name", "value"),
+    some_pairs(
+        ["weights stay", "producers", "positions, producers", "windows across threads"], [inf, -inf, nan, 7e4, -3e38]
+    ),
+)
 def test_one_number_that_is_no_half(name: str, value: float) -> None:
     f, t = found(*CASES[name])
     k, x = kernel(f, t), f.case.example()
