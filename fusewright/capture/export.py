@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import config
 
 from fusewright.capture.mapped import unmapped
 from fusewright.capture.regions import inlined
@@ -124,15 +125,15 @@ def _quiet() -> Iterator[None]:
     disabled = logging.root.manager.disable
     records = logging.getLogger("torch.__trace").handlers
     handlers = records[:]
-    without_stacks = getattr(fx.config, "do_not_emit_stack_traces", False)  # younger than our oldest PyTorch
+    without_stacks = getattr(config, "do_not_emit_stack_traces", False)  # younger than our oldest PyTorch
     logging.disable(logging.CRITICAL)
     records.clear()
-    fx.config.do_not_emit_stack_traces = True
+    config.do_not_emit_stack_traces = True
     try:
         with redirect_stderr(io.StringIO()):
             yield
     finally:
-        fx.config.do_not_emit_stack_traces = without_stacks
+        config.do_not_emit_stack_traces = without_stacks
         records[:] = handlers
         logging.disable(disabled)
 
