@@ -240,7 +240,6 @@ def test_of_what_is_turned(name: str) -> None:
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("way", ["rows", "weight first"])
 @pytest.mark.parametrize("summed", [196, 64])
-@pytest.mark.sampled
 def test_of_what_is_turned_compiles_without_spills(way: str, rounded: bool, summed: int) -> None:
     graph = capture(Turned(way, (4, summed, 512), 256).eval(), (torch.randn(4, summed, 512),), {}).graph
     group = match(graph.outputs[0], graph.users())

@@ -201,7 +201,6 @@ def test_they_are_what_is_measured() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("way", ["warps", "clusters", "direct"])
-@pytest.mark.sampled
 def test_kernels_compile_without_spills(way: str, arch: str) -> None:
     if way == "clusters" and arch == "sm_80":
         pytest.skip("there are none")

@@ -187,7 +187,6 @@ def test_they_are_what_is_measured() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("way", ["warps", "direct", "taps"])
-@pytest.mark.sampled
 def test_kernels_compile_without_spills(way: str, arch: str) -> None:
     k = kernel(found(replace(PLAIN, sizes=(120, 131), features=46, before=("mish",))), way)
     assert all(r.stack == 0 for r in nvrtc.resources(nvrtc.compile(k.source, arch)).values())
