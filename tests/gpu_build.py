@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fusewright import pipeline, tuning
 from fusewright.codegen import cuda
 from fusewright.kernel import Kernel
+from fusewright.runtime.device import LARGE_GPU
 from fusewright.runtime.launch import FORMATS
 from fusewright.schedule import contraction
 
@@ -45,6 +46,15 @@ def built_for_a_gpu(
     monkeypatch.setattr(tuning, "capability_of", lambda device: capability)
     target = torch.device("cuda")
     return pipeline.build(model.eval(), (x,), {}, kernels=kernels, measure=False, target=target, **options)
+
+
+def plan_for_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, for tensors of a CPU as well, where convolutions may be rounded to tf32."""
+    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setattr(pipeline, "device_facts", lambda device: LARGE_GPU)
+    monkeypatch.setattr(pipeline, "tf32_allowed", lambda precision: (True, False))
+    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
 
 
 def as_on_a_gpu(

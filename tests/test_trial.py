@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_build import plan_for_hopper
 from torch import nn
 
 from fusewright import pipeline, trial, tuning
@@ -88,11 +89,7 @@ def test_a_convolution_that_became_a_product_is_tried_as_one(monkeypatch: pytest
 
 
 def test_a_convolution_in_two_steps_is_tried_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
-    monkeypatch.setattr(pipeline, "device_facts", lambda device: LARGE_GPU)
-    monkeypatch.setattr(pipeline, "tf32_allowed", lambda precision: (True, False))
-    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
-    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
+    plan_for_hopper(monkeypatch)
     # As if the fewest taps were fastest: where they are, other tests ask the estimates.
     monkeypatch.setattr(tuning.Tuner, "seconds", lambda self, conv: float(prod(conv.arg(1).shape[2:])))
     monkeypatch.setattr("fusewright.schedule.taps_as_features._adding", lambda y, z, cost: 0.0)

@@ -46,12 +46,13 @@ def with_sums_apart(
         found = None if alone(node) else _of_those_read(node)
         if found is None or users[node.arg(0)] > 1:
             continue
-        placed = graph.substitute(node, found)
-        pays = always or window_sums(node) is None or _is_faster(node, found, cost, seconds)
-        if pays and lie_alike(graph, placed, orders):
+        forms = window_sums(node) is not None
+        pays = always or not forms or _is_faster(node, found, cost, seconds)
+        placed = graph.substitute(node, found) if pays else graph
+        if placed is not graph and lie_alike(graph, placed, orders):
             graph = placed
         else:
-            formed += window_sums(node) is not None
+            formed += forms
     return graph, formed
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
+from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated, plan_for_hopper
 from graph_passes import given, value
 from torch import Tensor, nn
 
-from fusewright import pipeline, trial, tuning
-from fusewright.codegen import cuda
+from fusewright import trial, tuning
 from fusewright.dispatch import Options
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
@@ -181,11 +180,7 @@ def test_sums_that_are_all_read_may_be_apart(always: bool) -> None:
 
 
 def test_a_program_with_sums_apart_is_tried_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
-    monkeypatch.setattr(pipeline, "device_facts", lambda device: LARGE_GPU)
-    monkeypatch.setattr(pipeline, "tf32_allowed", lambda precision: (True, False))
-    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
-    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
+    plan_for_hopper(monkeypatch)
     monkeypatch.setattr(tuning.Tuner, "seconds", lambda self, conv: dense(conv))
     model = STAYS["no dilation"].model().eval().requires_grad_(False)
     of = Trial(model, (torch.empty(2, 3, 42, 48),), {}, Options(rewrite="always", verify=False, measure=False), print)
